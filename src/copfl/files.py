@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import json
 import os
 import platform
 import threading
@@ -27,6 +28,16 @@ def write_bytes(path: Path, content: bytes, durable: bool = True, private: bool 
     `durable`: the content is on disk before it is visible. `private`: only the owner may read it.
     """
     write_with(path, lambda part: part.write_bytes(content), durable, private)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Replaces a file of a run folder by what JSON can say, in one line; `copfl.foreign.of_run` reads it.
+
+    Args:
+        path: The file.
+        content: What it says.
+    """
+    write_bytes(path, (json.dumps(content) + "\n").encode())
 
 
 def write_with(

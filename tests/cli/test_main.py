@@ -312,7 +312,7 @@ def test_a_model_and_data_of_one_s_own(
     [
         (
             "run --roundz 3",
-            r'--roundz is no setting; allowed are .*did you mean "--rounds"\? `copfl run --help` describes',
+            r'--roundz is no setting; did you mean "--rounds"\? Allowed are .*\. `copfl run --help` describes',
         ),
         ("run --learning-rate 5", '--learning-rate is no setting.*; did you mean "--lr"?'),
         ("run --data t.csv", '--data is no setting.*; did you mean "--dataset"?'),
@@ -325,7 +325,7 @@ def test_a_model_and_data_of_one_s_own(
         ("run --set partition.alpha=5 --partition iid", "partition.alpha=5 is no setting; allowed are none"),
         ("rum", r"No such command '?rum'?.*`copfl --help` describes"),
         ("run --rounds many", "Invalid value for '--rounds' / '-r': 'many' is not a valid integer"),
-        ("run --dataset digitz", "data.name='digitz' is unknown; .*did you mean \"digits\"?"),
+        ("run --dataset digitz", "data.name='digitz' is unknown; did you mean \"digits\"?"),
         ("run --dataset cifar10", "no data folder was given; name one with --data-dir DIR or in COPFL_DATA"),
         (
             "run --dataset cifar10 --data-dir gone",
@@ -346,10 +346,10 @@ def test_a_model_and_data_of_one_s_own(
         ("run --model mypackage.things:Net", "making it for samples|does not fit samples of shape"),
         (
             "run --model mypackage.things:Net -s model.wide=3",
-            'model.wide=3 is no setting; allowed are .*; did you mean "wid',
+            'model.wide=3 is no setting; did you mean "wid',
         ),
         ("run --model mypackage.things:wrong", '"mypackage.things:wrong" is int; a model is an nn.Module'),
-        ("run --model resnet19", "model.name='resnet19' is unknown; .*did you mean \"resnet18\"?"),
+        ("run --model resnet19", "model.name='resnet19' is unknown; did you mean \"resnet18\"?"),
         ("run --clients 0", "run.clients=0 must be a whole number, at least 1"),
         ("run --clients 2000", "client"),
         ("run --rounds 0", "run.rounds=0 must be a whole number, at least 1"),
@@ -357,7 +357,7 @@ def test_a_model_and_data_of_one_s_own(
             "run --set algorithm.rate=2",
             "algorithm.rate=2.0 must lie between 0 and 1: it is a fraction of the parameters",
         ),
-        ("run --set algorithm.rte=0.2", 'algorithm.rte=0.2 is no setting; .*did you mean "rate"?'),
+        ("run --set algorithm.rte=0.2", 'algorithm.rte=0.2 is no setting; did you mean "rate"?'),
         ("run --set rate=0.2", r"must be TABLE\.KEY=VALUE"),
         (
             "run --set fedavg.epochs=2",
@@ -368,11 +368,11 @@ def test_a_model_and_data_of_one_s_own(
         ("run --seed -3", "run.seed=-3 must be a whole number, at least 0"),
         ("run --seed 99999999999999999999999", "must be a whole number, at least 0 and at most"),
         ("run --participation 0", "participation=0.0 must be a number, above 0"),
-        ("run --partition classez", "partition.name='classez' is unknown; .*did you mean \"classes\"?"),
+        ("run --partition classez", "partition.name='classez' is unknown; did you mean \"classes\"?"),
         ("run --partition gone.json", r"cannot read the partition gone\.json"),
         ("run --partition by_group", '"digits" has no groups'),
-        ("run --algorithm copfl2", "algorithm.name='copfl2' is unknown; .*did you mean \"copfl\"?"),
-        ("run --optimizer sdg", "optimizer.name='sdg' is unknown; .*did you mean \"sgd\"?"),
+        ("run --algorithm copfl2", "algorithm.name='copfl2' is unknown; did you mean \"copfl\"?"),
+        ("run --optimizer sdg", "optimizer.name='sdg' is unknown; did you mean \"sgd\"?"),
         ("run --engine warp", "run.engine='warp' is unknown; allowed are auto, cuda_graph"),
         ("run --device tpu", "run.device='tpu' is unknown; use cpu, cuda"),
         ("run --precision fp12", "run.precision='fp12' is unknown"),
@@ -455,7 +455,7 @@ def test_help_lists_the_options_in_groups(capsys: Capture, command: str) -> None
 
 
 def test_the_options_are_those_of_the_records() -> None:
-    derived = {f"{one.kind}.{one.key}": one.parameter for one in options.settings()}
+    derived = {f"{one.kind}.{one.key}": one.parameter for one in options.settings("run")}
     panels = {
         f"{kind}.{f.name}" for kind, record in KINDS.items() for f in declared(record) if f.metadata["panel"]
     }

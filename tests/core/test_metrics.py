@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from sklearn import calibration, metrics
 
-from copfl.core.metrics import METRICS, metric
+from copfl.core.metrics import METRICS, MetricInfo, metric
 from copfl.errors import UsageError
 
 Floats = NDArray[np.float64]
@@ -128,3 +128,29 @@ def test_log_loss_by_hand() -> None:
 def test_log_loss_of_a_certain_error_is_finite() -> None:
     certain = metric("log_loss", "classification").of(np.array([[1.0, 0.0]]), np.array([1]))
     assert certain == pytest.approx(-math.log(np.finfo(np.float32).eps))  # networks answer in float32
+
+
+@pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.of_rows])
+def test_a_metric_with_numbers_of_rows_is_what_it_makes_of_their_mean(name: str) -> None:
+    metric, rng = METRICS[name], np.random.default_rng(0)
+    classes, labels = rng.dirichlet(np.ones(3), 40), rng.random((40, 2))
+    cases = {
+        "classification": (classes, rng.integers(0, 3, 40)),
+        "multilabel": (labels, np.round(rng.random((40, 2)))),
+        "regression": (rng.normal(size=(40, 1)), rng.normal(size=40)),
+    }
+    for kind in cases.keys() & {*metric.kinds}:
+        mean = metric.of_rows(*cases[kind]).mean()  # type: ignore[misc]
+        assert metric.of(*cases[kind]) == pytest.approx(
+            float(metric.of_mean(mean) if metric.of_mean else mean)
+        )
+
+
+def test_titles() -> None:
+    titles = [METRICS[name].title for name in ("macro_f1", "auc", "r2", "c_index", "log_loss")]
+    assert titles == ["macro F1", "AUC", "R²", "C-index", "log loss"]
+    assert [MetricInfo(name).title for name in ("weighted_f1", "my_auc", "r2")] == [
+        "weighted F1",
+        "my AUC",
+        "R²",
+    ]

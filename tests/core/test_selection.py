@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from copfl.core.metrics import ACCURACY, METRICS, MetricInfo
-from copfl.core.selection import BestRounds
+from copfl.core.selection import BestRounds, has_ended
 from copfl.engine.rounds import Values
 
 
@@ -79,3 +79,11 @@ def test_a_round_without_an_evaluation_changes_nothing() -> None:
     best.add(1, np.arange(1), {"healthy": np.ones(1)})
     assert best.rounds.tolist() == [0]
     assert best.unimproved == 0
+
+
+def test_a_run_ends_with_its_rounds_or_where_nobody_improved_for_long_enough() -> None:
+    best = rounds_of([([0, 1], [0.5, 0.5]), ([0, 1], [0.4, 0.4]), ([0, 1], [0.4, 0.4])])
+    assert best.unimproved == 2
+    assert [has_ended(3, 9, best, patience) for patience in (0, 1, 2, 3)] == [False, True, True, False]
+    assert has_ended(9, 9, best, 0)
+    assert not has_ended(8, 9, None, 1)

@@ -14,6 +14,7 @@ from copfl.core.halves import first_half
 from copfl.federation.protocol.chained_log import AUDIT, append
 from copfl.federation.protocol.keys import SigningKey, new_key, openssh_line
 from copfl.federation.protocol.proposal import Member
+from copfl.federation.protocol.round_record import ROUNDS, RoundRecord
 from copfl.federation.server.membership import Roster, propose, write_roster
 from copfl.files import locked
 from copfl.settings.toml import written
@@ -23,6 +24,7 @@ CONFIG: dict[str, Any] = {
     "session": {"run": RUN},
     "run": {"clients": 3, "rounds": 4},
     "algorithm": {"name": "copfl"},
+    "model": {"name": "mlp", "width": 16},
     "privacy": {"delta": 1e-5},
 }
 
@@ -77,40 +79,53 @@ class ServerState:
     def begin_round(self, number: int, clients: Sequence[int] | None = None) -> None:
         self.log("round_started", round=number, clients=list(self.clients if clients is None else clients))
 
-    def end_round(self, number: int, missing: dict[int, str] | None = None, **more: Any) -> None:
-        """The rest of a round, whose members have accuracies of number/10 plus a hundredth each."""
-        why = {str(client): reason for client, reason in (missing or {}).items()}
-        counted = [client for client in self.clients if str(client) not in why]
+    def end_round(
+        self, number: int, missing: dict[int, str] | None = None, *, scores: Sequence[str] = (), **more: Any
+    ) -> None:
+        """The rest of a round, whose members have accuracies of number/10 plus a hundredth each.
+
+        Args:
+            number: Of the round.
+            missing: Client -> why it is left out.
+            scores: Names of scores that every member has beside its weight.
+            more: Other fields of the round's record.
+        """
+        counted = [client for client in self.clients if client not in (missing or {})]
         for client in counted:
             self.log("accepted", round=number, client=client, bytes=1000)
-        accuracies = [number / 10 + client / 100 for client in counted]
-        mean = {"accuracy": sum(accuracies) / len(counted)}
-        sent = {"up": 1000 * len(counted), "down": 2000 * len(self.clients)}
-        about = {"metric": "accuracy", "seconds": 1.5, "bytes": sent}
-        ended = {"accepted": counted, "left_out": why, "value": mean["accuracy"], **about}
-        self.log("round_ended", round=number, **ended)
-        per_client = {
-            "accuracy": accuracies,
-            "weight": [1.0 + client for client in counted],
-            "bytes_up": [1000.0] * len(counted),
-            "bytes_down": [2000.0] * len(counted),
+        accuracies = {client: number / 10 + client / 100 for client in counted}
+        per_client: dict[str, dict[int, float | None]] = {
+            "accuracy": {**accuracies},
+            "weight": {client: 1.0 + client for client in counted},
+            **{score: {client: 0.5 + client / 10 for client in counted} for score in scores},
+            "bytes_up": dict.fromkeys(counted, 1000.0),
+            "bytes_down": dict.fromkeys(counted, 2000.0),
         }
-        if self.benefit and not why:
+        if self.benefit and not missing:
             halves = first_half(0, number, np.arange(len(self.clients))).tolist()
-            per_client["half"] = [1.0 if client in halves else -1.0 for client in counted]
+            per_client["half"] = {client: 1.0 if client in halves else -1.0 for client in counted}
             better = 0.01 if 0 in halves else -0.01
             noise = np.random.default_rng(number).normal(size=len(counted))
-            per_client["half_difference"] = [better + 0.001 * float(value) for value in noise]
-        record = {
-            "round": number,
-            "clients": counted,
-            "federation": {},
-            "mean": mean,
-            "left_out": sorted(why),
-        }
-        record |= {"why": why, "notes": {}, "per_client": per_client, **about, **more}
-        with open(self.path / "rounds.jsonl", "a") as file:
-            file.write(json.dumps(record) + "\n")
+            differences = [better + 0.001 * float(value) for value in noise]
+            per_client["half_difference"] = dict(zip(counted, differences, strict=True))
+        record = RoundRecord(
+            number=number,
+            seconds=1.5,
+            clients=counted,
+            left_out=missing or {},
+            metric="accuracy",
+            mean={"accuracy": sum(accuracies.values()) / len(counted)},
+            per_client=per_client,
+            federation={},
+            bytes_up=1000 * len(counted),
+            bytes_down=2000 * len(self.clients),
+        )._replace(**more)
+        line = record.as_json()
+        about = {name: line[name] for name in ("metric", "seconds", "bytes")}
+        value = record.mean["accuracy"]
+        self.log("round_ended", round=number, accepted=counted, left_out=line["why"], value=value, **about)
+        with open(self.path / ROUNDS, "a") as file:
+            file.write(json.dumps(line) + "\n")
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

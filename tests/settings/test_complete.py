@@ -230,8 +230,8 @@ def test_a_value_without_a_name_stands_in_for_its_table() -> None:
             "run.engine='sequentiel' is unknown.*did you mean \"sequential\"",
         ),
         ({"run": {"precision": "fp8"}}, "run.precision='fp8' is unknown; allowed are auto"),
-        ({"run": {"round": 3}}, 'run.round=3 is no setting; allowed are .*did you mean "rounds"'),
-        ({"run": {"lr": 3}}, 'run.lr=3 is no setting; allowed are .*did you mean "optimizer.lr"'),
+        ({"run": {"round": 3}}, 'run.round=3 is no setting; did you mean "rounds"'),
+        ({"run": {"lr": 3}}, 'run.lr=3 is no setting; did you mean "optimizer.lr"'),
         ({"algorithm": {"name": "fedpack"}}, "algorithm.name='fedpack' is unknown.*did you mean \"fedpac\""),
         (
             {"algorithm": {"name": "fedavg", "rate": 0.1}},

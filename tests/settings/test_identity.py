@@ -9,7 +9,8 @@ import pytest
 
 from copfl.data.clients.partition import Partition
 from copfl.settings.complete import complete
-from copfl.settings.identity import NEUTRAL, essential, identity
+from copfl.settings.identity import SAME_RUN, essential, identity
+from copfl.settings.record import ALL
 from copfl.settings.toml import Tables
 
 
@@ -69,4 +70,9 @@ def test_it_is_twelve_digits_of_tables_and_what_else_counts() -> None:
     run = complete()
     assert len(identity(run)) == 12
     assert identity(run, 0.2, 5) != identity(run, 0.2, 4)
-    assert not NEUTRAL["run"] & essential(run)["run"].keys()
+    neutral = {
+        title: {key for key, values in keys.items() if values is ALL} for title, keys in SAME_RUN.items()
+    }
+    assert neutral["run"] > {"device", "save_models"}
+    assert {"dir", "code"} <= neutral["data"]
+    assert not any(neutral[title] & table.keys() for title, table in essential(run).items())

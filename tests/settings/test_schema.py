@@ -141,14 +141,14 @@ def test_a_typo_in_a_key_has_one_kind_of_error(path: str) -> None:
     if error.value.path.endswith(f".{wrong}"):  # a wrapper without a name lacks that first
         assert error.value.path == f"{kind}.{wrong}"
         assert error.value.value == 1
-        assert "allowed are" in error.value.allowed
+        assert "llowed are " in error.value.allowed
 
 
 @pytest.mark.parametrize("keyword", ["roundz", "clint", "learning_rate", "algorithm_option", "tasks"])
 def test_a_typo_in_a_keyword_of_run_has_the_same_error(keyword: str) -> None:
-    with pytest.raises(SettingError, match=rf"{keyword}.* is no setting; allowed are"):
+    with pytest.raises(SettingError, match=rf"{keyword}.* is no setting; .*llowed are"):
         copfl.run("fedavg", **{keyword: 3})  # type: ignore[arg-type]
-    with pytest.raises(SettingError, match="is no setting; allowed are"):
+    with pytest.raises(SettingError, match=r"is no setting; .*llowed are"):
         copfl.run("fedavg", **{keyword: {"a": 3}})  # type: ignore[arg-type]
 
 
@@ -162,7 +162,7 @@ def test_a_near_name_is_proposed() -> None:
     ):
         with pytest.raises(SettingError) as error:
             complete(tables)
-        assert error.value.nearest == nearest
+        assert f'; did you mean "{nearest}"? Allowed are ' in str(error.value)
 
 
 def test_corrupted_files_are_refused_or_read() -> None:

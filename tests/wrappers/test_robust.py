@@ -119,9 +119,7 @@ def test_it_is_an_algorithm_like_any_other(algorithm: Any) -> None:
 def test_options_are_checked() -> None:
     with pytest.raises(UsageError, match='did you mean "median"'):
         component("robust", {"name": "medan"})
-    with pytest.raises(
-        UsageError, match=r'robust\.radus=1\.0 is no setting; allowed are .*did you mean "radius"'
-    ):
+    with pytest.raises(UsageError, match=r'robust\.radus=1\.0 is no setting; did you mean "radius"'):
         component("robust", {"name": "clip", "radus": 1.0})
     with pytest.raises(UsageError, match=r"robust\.trim=0\.7"):
         build("robust", component("robust", {"name": "trimmed_mean", "trim": 0.7}), algorithm=FedAvg())

@@ -30,13 +30,12 @@ class ComparisonOptions(NamedTuple):
 
 # Options of several commands.
 
-NAMED_APART = "algorithm.name", "run.seed", "run.local_baseline", "run.validation", "run.patience"
 ONE_OPTIMIZER = {
     "optimizer.name": "sgd, adam, mamo or module:Class for every row; own: each algorithm's; default: adam."
 }
 
 
-@options.training(*NAMED_APART, helps=ONE_OPTIMIZER)
+@options.training(helps=ONE_OPTIMIZER)
 def compare(
     line: Tables,
     *,
@@ -103,7 +102,7 @@ def compare(
     _carry_out("compare", run, _merged(file.base, line), machine)
 
 
-@options.training("run.seed", "run.local_baseline", "run.rivals", "run.validation", "run.patience")
+@options.training()
 def sweep(
     line: Tables,
     *,
@@ -143,7 +142,7 @@ def sweep(
     _carry_out("sweep", run, _merged(file, line), ComparisonOptions(out, jobs, on, plots, quiet, as_json))
 
 
-@options.training(*NAMED_APART, helps=ONE_OPTIMIZER)
+@options.training(helps=ONE_OPTIMIZER)
 def choose(
     line: Tables,
     *,

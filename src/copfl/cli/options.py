@@ -100,12 +100,12 @@ class SettingOption(NamedTuple):
 
 
 def settings(
-    *without: str, kinds: Mapping[str, type[Any]] = KINDS, helps: Mapping[str, str] | None = None
+    command: str, kinds: Mapping[str, type[Any]] = KINDS, helps: Mapping[str, str] | None = None
 ) -> Iterator[SettingOption]:
-    """The settings of these tables that are options, in the order of the records, but for these paths.
+    """The settings of these tables that are options of a command, in the order of the records.
 
     Args:
-        without: Paths that the command has no options for.
+        command: The name of its function.
         kinds: The tables.
         helps: The text of a path, with its default, where it has another meaning in the command.
     """
@@ -113,7 +113,7 @@ def settings(
         hints = typing.get_type_hints(record)
         for field in declared(record):
             about = field.metadata
-            if not about["names"] or f"{kind}.{field.name}" in without:
+            if not about["names"] or command in about["not_in"].split():
                 continue
             hint = hints[field.name]
             alternatives = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
@@ -180,12 +180,12 @@ def reading(function: F) -> F:
 
 
 def training(
-    *without: str, kinds: Mapping[str, type[Any]] = KINDS, helps: Mapping[str, str] | None = None
+    *, kinds: Mapping[str, type[Any]] = KINDS, helps: Mapping[str, str] | None = None
 ) -> Callable[[F], F]:
-    """Replaces the parameter `line` of a command by the options of these `settings`, but for these paths."""
+    """Replaces the parameter `line` of a command by the options of its `settings`."""
 
     def with_options(function: F) -> F:
-        derived = list(settings(*without, kinds=kinds, helps=helps))
+        derived = list(settings(function.__name__, kinds, helps))
         more = inspect.Parameter("more", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=MORE)
 
         def called(**values: Any) -> None:

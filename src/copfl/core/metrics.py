@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from copfl.core.survival import concordance, risks
 from copfl.errors import UsageError, unknown
+from copfl.stats import Numbers
 from copfl.tables import interval, with_spread
 
 Array = NDArray[Any]
@@ -39,7 +40,7 @@ class MetricInfo:
     @property
     def title(self) -> str:
         """Such as "macro F1"."""
-        return TITLES.get(self.name) or " ".join(TITLES.get(word, word) for word in self.name.split("_"))
+        return SPELLED.get(self.name) or " ".join(SPELLED.get(word, word) for word in self.name.split("_"))
 
     @property
     def label(self) -> str:
@@ -117,7 +118,6 @@ class MetricInfo:
         return {"name": self.name, "higher_is_better": self.higher_is_better, "fraction": self.fraction}
 
 
-TITLES = {"f1": "F1", "auc": "AUC", "rmse": "RMSE", "mae": "MAE", "r2": "R²", "c_index": "C-index"}
 ACCURACY = MetricInfo()
 
 
@@ -128,11 +128,15 @@ def metrics_of(environment: Mapping[str, Any]) -> tuple[MetricInfo, ...]:
 
 @dataclass(frozen=True)
 class Metric(MetricInfo):
-    """A number that judges predictions."""
+    """A number that judges predictions: all that copfl knows of it, but that a node may allow its name."""
 
     kinds: tuple[str, ...] = ()  # of tasks that it is defined for; none: of all
     # Of predictions and targets; it may raise a ValueError.
     function: Callable[[Array, Array], float] = lambda predictions, targets: math.nan
+    spelled: str = ""  # in titles; "": as its name, with spaces
+    # Where it is a mean over rows: their numbers, and what of their mean it is. So an interval takes milliseconds.
+    of_rows: Callable[[Array, Array], Numbers] | None = None
+    of_mean: Callable[[Numbers], Numbers] | None = None  # None: the mean itself
 
     def of(self, predictions: Array, targets: Array) -> float:
         """The metric of these samples; nan if they do not define it."""
@@ -196,6 +200,27 @@ def _auc(predictions: Array, targets: Array) -> float:
     return float(np.mean(pairs[defined] / (ones * zeros)[defined]))
 
 
+def _right(predictions: Array, targets: Array) -> Numbers:
+    """1 of a row whose class is right, 0 of another; of labels the fraction that is right."""
+    if targets.ndim == 1:
+        return np.asarray(predictions.argmax(-1) == targets, np.float64)
+    return np.asarray(((predictions > 0.5) == (targets > 0.5)).mean(1), np.float64)
+
+
+def _residuals(predictions: Array, targets: Array) -> Numbers:
+    """[rows, values]; the predictions of one value may be [rows, 1], and its targets [rows]."""
+    count = len(targets)
+    return np.asarray(predictions.reshape(count, -1) - targets.reshape(count, -1), np.float64)
+
+
+def _errors(predictions: Array, targets: Array) -> Numbers:
+    return np.asarray(np.abs(_residuals(predictions, targets)).mean(1))
+
+
+def _squares(predictions: Array, targets: Array) -> Numbers:
+    return np.asarray(_residuals(predictions, targets)[:, 0] ** 2)
+
+
 def surprises(predictions: Array, targets: Array) -> Array:
     """The negative logarithm of the probability of what is right, of each row; of labels the mean."""
     if targets.ndim == 1:
@@ -257,22 +282,29 @@ def _labels(predictions: Array) -> Array:
     return (predictions > 0.5).astype(np.float64)
 
 
+CLASSES = ("classification", "multilabel")
+RMSE = partial(_of_values, "root_mean_squared_error")
+MAE = partial(_of_values, "mean_absolute_error")
+R2 = partial(_of_values, "r2_score", force_finite=False)
 METRICS: dict[str, Metric] = {
-    found.name: found
-    for found in (
-        Metric("accuracy", True, True, ("classification", "multilabel", "next_token"), _accuracy),
+    metric.name: metric
+    for metric in (
+        Metric("accuracy", True, True, (*CLASSES, "next_token"), _accuracy, of_rows=_right),
         Metric("balanced_accuracy", True, True, ("classification",), _balanced_accuracy),
-        Metric("macro_f1", True, True, ("classification", "multilabel"), _macro_f1),
-        Metric("auc", True, True, ("classification", "multilabel"), _auc),
-        Metric("log_loss", False, False, ("classification", "multilabel"), _log_loss),
-        Metric("calibration_error", False, True, ("classification", "multilabel"), _calibration_error),
-        Metric("rmse", False, False, ("regression",), partial(_of_values, "root_mean_squared_error")),
-        Metric("mae", False, False, ("regression",), partial(_of_values, "mean_absolute_error")),
-        Metric("r2", True, False, ("regression",), partial(_of_values, "r2_score", force_finite=False)),
+        Metric("macro_f1", True, True, CLASSES, _macro_f1, "macro F1"),
+        Metric("auc", True, True, CLASSES, _auc, "AUC"),
+        Metric("log_loss", False, False, CLASSES, _log_loss, of_rows=surprises),
+        Metric("calibration_error", False, True, CLASSES, _calibration_error),
+        Metric("rmse", False, False, ("regression",), RMSE, "RMSE", _squares, np.sqrt),
+        Metric("mae", False, False, ("regression",), MAE, "MAE", _errors),
+        Metric("r2", True, False, ("regression",), R2, "R²"),
         Metric("perplexity", False, False, ("next_token",), _perplexity),
-        Metric("c_index", True, True, ("survival",), _c_index),
+        Metric("c_index", True, True, ("survival",), _c_index, "C-index"),
     )
 }
+# Names as titles have them, and such words in the name of a metric of yours: F1 of "weighted_f1".
+SPELLED = {word.lower(): word for metric in METRICS.values() for word in metric.spelled.split()}
+SPELLED |= {name: metric.spelled for name, metric in METRICS.items() if metric.spelled}
 USUAL = {
     "classification": "accuracy",
     "multilabel": "macro_f1",

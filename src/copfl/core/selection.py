@@ -1,4 +1,4 @@
-"""Which round a client's model is taken from: the best by the client's own validation samples."""
+"""Which round a client's model is taken from: the best by the client's own validation samples; when a run ends."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,6 +52,18 @@ class BestRounds:
     def _new(self, metrics: Mapping[str, Values]) -> Values:
         """The values of an evaluation; nan where the update or the model's outputs were not finite."""
         return np.where(_finite(metrics), metrics[f"{self.metric.name}{VALIDATED}"], np.nan)
+
+
+def has_ended(done: int, rounds: int, best: BestRounds | None, patience: int) -> bool:
+    """Whether a run ends here: it has all its rounds, or no client improved in so many evaluations.
+
+    Args:
+        done: The rounds that it has.
+        rounds: Those that were asked for.
+        best: The best round of each client; None where the last one counts.
+        patience: The number of evaluations, see `run.patience`; 0: it ends with its rounds.
+    """
+    return done >= rounds or (best is not None and best.unimproved >= patience > 0)
 
 
 def _finite(metrics: Mapping[str, Values]) -> NDArray[np.bool_]:

@@ -27,7 +27,7 @@ from copfl.core.evaluation import (
     without_model,
 )
 from copfl.core.halves import DIFFERENCE, HALF
-from copfl.core.selection import BestRounds
+from copfl.core.selection import BestRounds, has_ended
 from copfl.core.task import Data, Personal, Task
 from copfl.data.clients.federation import FederatedData
 from copfl.engine.cuda_graph import out_of_memory
@@ -128,7 +128,7 @@ def simulate(
     evaluated = (n for n in reversed(range(state.round, rounds)) if is_evaluated(n, rounds, eval_every))
     last = {} if models is None or best is not None else _last_rounds(evaluated, population, clients_of)
     executor = executor or InProcess(simulation)
-    while state.round < rounds and not (best is not None and best.unimproved >= patience > 0):
+    while not has_ended(state.round, rounds, best, patience):
         ids = clients_of(state.round)
         asked: EvalModels = EVAL_MODELS[eval_models] if is_evaluated(state.round, rounds, eval_every) else ()
         possible = last.get(state.round, []) if best is None else ids.tolist() if asked else []

@@ -5,7 +5,6 @@ the model that it has after the last round, as it would begin a further one, and
 client has the value of the round that its model is taken from, which is in rounds.jsonl.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,7 +101,7 @@ def write(final: FinalEvaluation, folder: Path) -> None:
         final: What was measured.
         folder: Of the run.
     """
-    files.write_bytes(folder / FILE, (json.dumps(plain(final._asdict())) + "\n").encode())
+    files.write_json(folder / FILE, plain(final._asdict()))
 
 
 def read(folder: Path, rounds: int, clients: int) -> FinalEvaluation | None:

@@ -4,7 +4,6 @@ Beside accuracy: log loss, AUC and calibration error. They are computed from the
 the client gets, and not in every round: AUC needs the predictions of all test samples on the host.
 """
 
-import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,7 +137,7 @@ def write(probabilities: Probabilities, folder: Path) -> None:
         probabilities: What was measured.
         folder: Of the run.
     """
-    files.write_bytes(folder / FILE, (json.dumps(as_json(probabilities)) + "\n").encode())
+    files.write_json(folder / FILE, as_json(probabilities))
 
 
 def read(folder: Path) -> Probabilities | None:

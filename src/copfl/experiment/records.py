@@ -20,7 +20,6 @@ from copfl.errors import RunError, raised_as
 from copfl.wire import plain
 
 Record = dict[str, Any]
-ERRORS = foreign.DAMAGE  # of damaged lines
 
 
 def as_record(round: Round) -> Record:
@@ -66,7 +65,7 @@ def read(path: Path) -> list[Record]:
         *lines, _ = path.read_bytes().split(b"\n")
     result, remedy = [], "restore the file, or start the run again"
     for number, line in enumerate(lines, 1):
-        with raised_as(RunError, f"line {number} of {path} is damaged ({{}}); {remedy}", *ERRORS):
+        with raised_as(RunError, f"line {number} of {path} is damaged ({{}}); {remedy}", *foreign.DAMAGE):
             record = foreign.json_of(line)
             if record["round"] != number:
                 raise ValueError(f"it is of round {record['round']}")
@@ -76,7 +75,7 @@ def read(path: Path) -> list[Record]:
 
 
 def _check(record: Record) -> None:
-    """Raises one of ERRORS if the record, a line of rounds.jsonl or of timing.jsonl, was damaged."""
+    """Raises one of `foreign.DAMAGE` if the record, a line of rounds.jsonl or of timing.jsonl, was damaged."""
     if "seconds" in record:
         if record["seconds"] is None:
             raise ValueError("it has no seconds")

@@ -5,7 +5,6 @@ score judges these probabilities on the test samples, beside Kaplan and Meier's 
 the same for all.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -286,7 +285,7 @@ def as_json(found: Survival) -> dict[str, Any]:
 
 def write(found: Survival, folder: Path) -> None:
     """Writes the file of a run folder."""
-    files.write_bytes(folder / FILE, (json.dumps(as_json(found)) + "\n").encode())
+    files.write_json(folder / FILE, as_json(found))
 
 
 def read(folder: Path) -> Survival | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 import numpy as np
 
 from copfl.core.algorithm import trained_alone
-from copfl.core.selection import BestRounds
+from copfl.core.selection import BestRounds, has_ended
 from copfl.engine import ranks, simulate
 from copfl.engine.halves import ClientHalves
 from copfl.engine.mapping import renewed
@@ -239,8 +239,7 @@ def train_rounds(
                 state.server = evidence.reweighted(e.algorithm, state.server, result.records, e.clients)
             if folder is not None:
                 folder.append(result.records[-1], seconds)
-                is_stopped = best is not None and best.unimproved >= settings.patience > 0
-                is_last = state.round == settings.rounds or is_stopped
+                is_last = has_ended(state.round, settings.rounds, best, settings.patience)
                 if is_last or state.round % settings.checkpoint_every == 0:
                     folder.checkpoint(state, fingerprints)
                     if models is not None:

@@ -13,7 +13,6 @@ from copfl import foreign
 from copfl.charts import Chart, Dots, Heat, Line, Lines, mean_curve, series_of, values_of
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.errors import RunError, raised_as
-from copfl.experiment import records
 from copfl.report.document import Document, Section
 from copfl.rivals.records import TITLES
 from copfl.tables import NONE, Table, capital, number, size
@@ -31,7 +30,7 @@ def is_comparison(folder: Path) -> bool:
 def document_of(folder: Path) -> Document:
     path = folder / FILE
     damaged = f"cannot read {path} ({{}}); `copfl compare` or `copfl sweep` writes it again"
-    with raised_as(RunError, damaged, OSError, *records.ERRORS):
+    with raised_as(RunError, damaged, OSError, *foreign.DAMAGE):
         content = foreign.read_json(foreign.inside(folder, path))
         metric = MetricInfo(**content["metrics"][0]) if "metrics" in content else ACCURACY
         return _document(content, metric)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from copfl import foreign
 from copfl.core.metrics import MetricInfo, metrics_of
-from copfl.core.selection import BestRounds
+from copfl.core.selection import BestRounds, has_ended
 from copfl.data.clients.groups import client_titles
 from copfl.engine import checkpoint
 from copfl.errors import RunError, UsageError, raised_as
@@ -116,11 +116,12 @@ class RunData:
     @property
     def stopped_early(self) -> bool:
         """Whether the run ended because no client improved any more."""
-        return self.best is not None and self.best.unimproved >= int(self.tables["run"]["patience"]) > 0
+        return self.ended and len(self.records) < self.planned
 
     @property
     def ended(self) -> bool:
-        return len(self.records) >= self.planned or self.stopped_early
+        patience = int(self.tables["run"].get("patience", 0))
+        return has_ended(len(self.records), self.planned, self.best, patience)
 
     def final(self, name: str) -> Numbers:
         """Each client's value in the round that its model is taken from, or is so far, [clients]."""
@@ -299,7 +300,7 @@ def read(path: Path, label: str) -> RunData:
 
 def _readable(path: Path, advice: str) -> AbstractContextManager[None]:
     """Errors in the content of a file are reported with its path."""
-    return raised_as(RunError, f"cannot read {path} ({{}}); {advice}", OSError, *records.ERRORS)
+    return raised_as(RunError, f"cannot read {path} ({{}}); {advice}", OSError, *foreign.DAMAGE)
 
 
 def _environment(path: Path) -> dict[str, Any]:

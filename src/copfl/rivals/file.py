@@ -3,7 +3,6 @@
 A run writes it, and its report reads it; `choose` has the same in its ranking.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ def write(rivals: Rivals, folder: Path) -> None:
         rivals: Of a run.
         folder: Of the run.
     """
-    files.write_bytes(folder / FILE, (json.dumps(as_json(rivals)) + "\n").encode())
+    files.write_json(folder / FILE, as_json(rivals))
 
 
 def read(folder: Path) -> Rivals | None:

@@ -23,7 +23,8 @@ from copfl.data.tables import frames
 from copfl.errors import UsageError
 from copfl.settings import named_code, torch_optimizers, user_code
 from copfl.settings.checking import unknown_key
-from copfl.settings.schema import KINDS
+from copfl.settings.record import declared_types
+from copfl.settings.schema import KINDS, RunSettings
 from copfl.settings.toml import Tables
 from copfl.settings.values import modules_of_values
 
@@ -100,7 +101,10 @@ class Everyday(TypedDict, total=False):
 
 
 class Settings(Everyday, total=False):
-    """Settings by keyword: beside the everyday ones [run], options of a choice, and other tables."""
+    """Settings by keyword: beside the everyday ones options of a choice, other tables, and all of [run].
+
+    The settings of [run] are here for type checkers and editors alone: what is accepted is what the schema has.
+    """
 
     algorithm_options: Options
     data_options: Options
@@ -238,18 +242,21 @@ def tables(dataset: Data, settings: Mapping[str, Any], algorithm: Any = None) ->
             table, key = PLACES[name]
             layer.setdefault(table, {})[key] = str(value) if isinstance(value, Path) else value
         elif title in KINDS and (title != "run" or isinstance(value, Mapping)):
-            _choose(layer, title, _optimizer(value) if title == "optimizer" else value)
+            is_of_torch = title == "optimizer" and torch_optimizers.is_torch(value)
+            _choose(layer, title, torch_optimizers.settings_of(value) if is_of_torch else value)
         elif isinstance(value, Mapping):  # of an algorithm or optimizer of this name, in a comparison
             layer.setdefault(title, {}).update(value)
-        else:
-            _check_known(name, value)
+        elif name in declared_types(RunSettings):
             layer.setdefault("run", {})[name] = value
+        else:
+            raise unknown_key(name, value, {*get_type_hints(WithAddons), *declared_types(RunSettings)})
     if isinstance(dataset, str | Path) and not isinstance(dataset, _Default):
         _choose(layer, "data", dataset)
     elif not isinstance(dataset, str | Path):
         layer["data"] = _data(dataset, {**below.get("data", {}), **layer.get("data", {})})
         below = {title: table for title, table in below.items() if title != "data"}
-    named_code.name(named_code.modules_in(layer), modules_of_values(_values(layer)))
+    values = {title: table["value"] for title, table in layer.items() if "value" in table}
+    named_code.name(named_code.modules_in(layer), modules_of_values(values))
     return {title: {**below.get(title, {}), **layer.get(title, {})} for title in (*below, *layer)}
 
 
@@ -281,10 +288,6 @@ def _data(value: Any, table: Options) -> dict[str, Any]:
     return {"value": user_code.as_dataset(value, **options)}
 
 
-def _optimizer(value: Any) -> Any:
-    return torch_optimizers.settings_of(value) if torch_optimizers.is_torch(value) else value
-
-
 def algorithm_of(value: Any) -> AnyAlgorithm:
     """An algorithm that a program passed, as a value or its class; UsageError for what is none."""
     if hasattr(value, "client_update"):
@@ -299,17 +302,6 @@ def algorithm_of(value: Any) -> AnyAlgorithm:
         f"the first argument is the algorithm, here {type(value).__name__}; name the argument: {what}=..., and "
         "leave the algorithm out for what suits the data"
     )
-
-
-def _check_known(name: str, value: Any) -> None:
-    """The error for a keyword that no setting has."""
-    known = get_type_hints(OfRun)
-    if name not in known:
-        raise unknown_key(name, value, known)
-
-
-def _values(layer: Tables) -> dict[str, Any]:
-    return {title: table["value"] for title, table in layer.items() if "value" in table}
 
 
 def check_no_data_set(names: Any) -> None:

@@ -9,7 +9,7 @@ import inspect
 import operator
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -60,21 +60,16 @@ class SettingError(UsageError):
         path: The key, such as "run.rounds".
         value: What it was set to; None: a key alone.
         allowed: What it may be, as a sentence.
-        nearest: The known name that is most like the given one, if any is.
     """
 
-    def __init__(self, path: str, value: Any, allowed: str, nearest: str = "") -> None:
-        hint = f'; did you mean "{nearest}"?' if nearest else ""
-        shown = path if value is None else f"{path}={_shown(value)}"
-        super().__init__(f"{shown} {allowed}{hint}")
-        self.path, self.value, self.allowed, self.nearest = path, value, allowed, nearest
+    def __init__(self, path: str, value: Any, allowed: str) -> None:
+        text = repr(value)
+        short = text if len(text) <= 60 else f"{text[:57]}..."
+        super().__init__(f"{path if value is None else f'{path}={short}'} {allowed}")
+        self.path, self.value, self.allowed = path, value, allowed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SettingError, (self.path, self.value, self.allowed, self.nearest)
-
-
-def _shown(value: Any) -> str:
-    return text if len(text := repr(value)) <= 60 else f"{text[:57]}..."
+        return SettingError, (self.path, self.value, self.allowed)
 
 
 def unknown_key(path: str, value: Any, known: Iterable[str], elsewhere: Iterable[str] = ()) -> SettingError:
@@ -91,9 +86,7 @@ def unknown_key(path: str, value: Any, known: Iterable[str], elsewhere: Iterable
     meant = OTHER_NAMES.get(_plain(key))
     near = same or [name for name in names if _plain(name) == meant]
     near = near or difflib.get_close_matches(key, names, n=1)
-    return SettingError(
-        path, value, f"is no setting; allowed are {', '.join(names) or 'none'}", near[0] if near else ""
-    )
+    return _unlisted(path, value, "is no setting", names, near)
 
 
 def _plain(name: str) -> str:
@@ -110,8 +103,14 @@ def unknown_name(path: str, name: str, known: Iterable[str]) -> SettingError:
         known: The names that there are.
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    return SettingError(path, name, f"is unknown; allowed are {', '.join(names)}", near[0] if near else "")
+    return _unlisted(path, name, "is unknown", names, difflib.get_close_matches(name, names, n=1))
+
+
+def _unlisted(path: str, value: Any, what: str, known: Sequence[str], near: Sequence[str]) -> SettingError:
+    """The error for what is not among the known names; first the nearest one, as the others may be many."""
+    listed = ", ".join(known) or "none"
+    rest = f'did you mean "{near[0]}"? Allowed are {listed}' if near else f"allowed are {listed}"
+    return SettingError(path, value, f"{what}; {rest}")
 
 
 def converted(path: str, value: Any, hint: Any, limits: Mapping[str, Any] | None = None) -> Any:
@@ -136,9 +135,13 @@ def converted(path: str, value: Any, hint: Any, limits: Mapping[str, Any] | None
                 raise SettingError(path, value, f"must be a finite number of at most {LARGEST:g}")
             value = float(value)
         if type(value) is option:
-            if limits and value is not None:
-                _check_limits(path, value, hint, limits)
-            return value
+            if not limits or value is None:
+                return value
+            if (choices := limits.get("enum")) and value not in choices:
+                raise unknown_name(path, str(value), choices)
+            if choices or all(LIMITS[name].allows(value, limit) for name, limit in limits.items()):
+                return value
+            break
     raise SettingError(path, value, f"must be {described(hint, limits)}")
 
 
@@ -149,15 +152,6 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
     if isinstance(hint, type):  # most hints; to ask typing takes longer than all the rest of a check
         return (hint,)
     return typing.get_args(hint) if typing.get_origin(hint) is typing.Union else (hint,)
-
-
-def _check_limits(path: str, value: Any, hint: Any, limits: Mapping[str, Any]) -> None:
-    """Nothing, if the value is one of the choices, or between the limits."""
-    if choices := limits.get("enum"):
-        if value not in choices:
-            raise unknown_name(path, str(value), choices)
-    elif not all(LIMITS[name].allows(value, limit) for name, limit in limits.items()):
-        raise SettingError(path, value, f"must be {described(hint, limits)}")
 
 
 def described(hint: Any, limits: Mapping[str, Any]) -> str:

@@ -137,21 +137,15 @@ class Facts:
             case "model":
                 return usual_model(self.tables["data"], self.passed.get("data"))
             case "optimizer":
-                return self._usual_optimizer
+                table, usual = self.tables["algorithm"], None
+                if "algorithm" in self.passed:
+                    usual = traits(self.passed["algorithm"]).optimizer
+                elif "name" in table:
+                    usual = usual_optimizer(str(table["name"]), table.get("code"))
+                if usual is not None:
+                    by_rule = not is_chosen(usual) and self.follows_rule
+                    return "adam" if by_rule else name_of("optimizer", usual)
         return ""
-
-    @property
-    def _usual_optimizer(self) -> str:
-        if "algorithm" in self.passed:
-            usual = traits(self.passed["algorithm"]).optimizer
-        elif "name" not in self.tables["algorithm"]:
-            return ""
-        else:
-            algorithm = self.tables["algorithm"]
-            usual = usual_optimizer(str(algorithm["name"]), algorithm.get("code"))
-        if usual is None:
-            return ""
-        return "adam" if not is_chosen(usual) and self.follows_rule else name_of("optimizer", usual)
 
     @cached_property
     def of_data(self) -> DataFacts | None:
@@ -159,7 +153,10 @@ class Facts:
         if "data" in self.passed:
             dataset = self.passed["data"]
             return facts_of(dataset) if isinstance(dataset, Dataset) else None
-        return None if is_absent(self.data_name) else facts_of_table(self.tables["data"])
+        name = self.data_name
+        if not (is_own(name) or name in datasets.DATASETS or name.startswith(PREFIX)):
+            return None  # a user's file or folder that is not there, which a run refuses later
+        return facts_of_table(self.tables["data"])
 
     @property
     def natural_clients(self) -> int:
@@ -171,7 +168,11 @@ class Facts:
     def known(self) -> Known:
         """What the rule of `first_choice` goes by."""
         tables, passed, of_data = self.tables, self.passed, self.of_data
-        run, model = tables["run"], self._model
+        run, module = tables["run"], passed.get("model")
+        model = getattr(module, "name", "") or tables["model"].get("name")
+        if not model and "model" not in passed:
+            model = self.usual_name("model")
+        model = str(model or "")  # "": of a module without a name
         partition = ""
         if "partition" not in passed:
             partition = str(tables["partition"].get("name") or self.usual_name("partition"))
@@ -194,20 +195,11 @@ class Facts:
             model,
             pretrained.is_pretrained(model),
             bool(tables["privacy"] or tables["robust"] or self.sums_only),
-            tables["model"].get("train") == "head"
-            or model in (LINEAR, WORDS)
-            or _has_one_layer(passed.get("model")),
+            tables["model"].get("train") == "head" or model in (LINEAR, WORDS) or _has_one_layer(module),
             sharers,
             bool(tables["adapter"]),
             run["steps"] if isinstance(run.get("steps"), int) else 0,
         )
-
-    @property
-    def _model(self) -> str:
-        """The model's name; "" of a module without one."""
-        value = self.passed.get("model")
-        named = getattr(value, "name", "") or self.tables["model"].get("name")
-        return str(named or ("" if "model" in self.passed else self.usual_name("model")))
 
     @property
     def training(self) -> UsualTraining:
@@ -343,11 +335,6 @@ def check_model(run: Run, algorithm: object) -> None:
 def is_own(name: str) -> bool:
     """Whether the name is of a user's file, folder or function."""
     return name not in datasets.DATASETS and (os.path.exists(name) or user_code.is_reference(name))
-
-
-def is_absent(name: str) -> bool:
-    """Whether the name is of a user's file or folder that is not there, which a run refuses later."""
-    return not (is_own(name) or name in datasets.DATASETS or name.startswith(PREFIX))
 
 
 def _of_tokens(table: Mapping[str, Any]) -> bool:

@@ -5,13 +5,23 @@ It has the tables of run.toml and four more: [network], [secure], [samples] and 
 
 import dataclasses
 import re
+import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from copfl.settings import schema
 from copfl.settings.checking import SettingError, unknown_key
-from copfl.settings.policy_lines import AtMost, CountAtMost, FileName, Free, OneOf, ProductAtMost, RunName
+from copfl.settings.policy_lines import (
+    AtMost,
+    CountAtMost,
+    FileName,
+    Free,
+    OneOf,
+    ProductAtMost,
+    RunName,
+    Simulated,
+)
 from copfl.settings.record import checked_fields, declared, setting
 from copfl.settings.schema import Run, in_federation
 
@@ -20,7 +30,11 @@ KINDS = ("classification", "multilabel", "regression", "next_token", "survival")
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 # What of a run the machines of a federation are told. A node has its own data, and decides how it computes:
 # of [run] they are told what a policy can allow.
-RUN_KEYS = tuple(f.name for f in declared(schema.RunSettings) if f.metadata["policy"] is not None)
+RUN_KEYS = tuple(
+    f.name
+    for f in declared(schema.RunSettings)
+    if not isinstance(f.metadata["policy"], Simulated | types.NoneType)
+)
 RUN_TABLES = (
     "algorithm",
     "optimizer",
@@ -315,17 +329,23 @@ def own_record(title: str, table: Mapping[str, Any]) -> Any:
     return OWN[title](**table)
 
 
+def check_not_simulated(title: str, table: Mapping[str, Any]) -> None:
+    """SettingError for a setting that only a simulation has.
+
+    Args:
+        title: Of the table.
+        table: Settings of a run.
+    """
+    for f in declared(schema.KINDS[title]):
+        line = f.metadata["policy"]
+        if isinstance(line, Simulated) and f.name in table and table[f.name] not in line.unless:
+            raise SettingError(f"{title}.{f.name}", table[f.name], line.why)
+
+
 def check_run_keys(table: Mapping[str, Any]) -> None:
     """SettingError if the table [run] has a key that is no setting of a federation."""
     for key, value in table.items():
-        if key == "new_clients":
-            raise SettingError(
-                "run.new_clients",
-                value,
-                "is for the simulation, which keeps a fraction of its clients out of the training; here a "
-                "new client joins after it: `copfl federate personalize FOLDER --data FILE`, or session.join=3 in a "
-                "run",
-            )
+        check_not_simulated("run", {key: value})
         if key not in RUN_KEYS:
             raise unknown_key(f"run.{key}", value, RUN_KEYS, [p for p in paths() if not p.startswith("run.")])
 

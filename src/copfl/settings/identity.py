@@ -8,37 +8,31 @@ import json
 from typing import Any
 
 from copfl.data.clients.partition import Partition
-from copfl.settings.schema import Run
+from copfl.settings.record import declared
+from copfl.settings.schema import KINDS, Run
 from copfl.settings.toml import Tables
 
-# Settings of where and how a run is computed, and of what is kept of it. They do not change what is learned.
-COMPUTING = "device engine chunk threads workers store cache_features"
-KEEPING = "checkpoint_every save_models eval_models local_baseline rounds_alone find_rounds rivals benefit"
-NEUTRAL = {"data": {"dir"}, "run": {*COMPUTING.split(), *KEEPING.split()}}
-CODE = "code"  # of any table: the hash of the user's module, which is compared where it is imported
-# Settings that records lack which were made before there were such settings, with what they had.
-ADDED = {"new_clients": 0.0, "validation": 0.0, "select": "last", "patience": 0}
+# By title and key: the values that do not count. Their fields in the schema say so: of where and how a run is
+# computed, of what is kept of it, and of settings that older runs lack, what these had.
+SAME_RUN = {
+    title: {field.name: field.metadata["same_run"] for field in declared(record)}
+    for title, record in KINDS.items()
+}
 PLAIN_MEAN = {"name": "mean", "lr": 1.0}
-USUAL_PRECISIONS = ("auto", "fp32", "tf32")  # they count as one: each device has its own
 
 
 def essential(run: Run) -> Tables:
-    """The settings of a run without the neutral ones, as a JSON file would give them back."""
+    """The settings of a run without those that do not count, as a JSON file would give them back."""
     result = {
-        title: {key: value for key, value in table.items() if key not in (CODE, *NEUTRAL.get(title, ()))}
+        title: {key: value for key, value in table.items() if value not in SAME_RUN[title].get(key, ())}
         for title, table in run.tables().items()
     }
-    if run.run.precision in USUAL_PRECISIONS:
-        del result["run"]["precision"]
     model = result.get("model", {})
     if "sha256" in model:  # the content of a pretrained model counts, not its place
         model.pop("weights", None)
         model["name"] = "hf" if model["name"].startswith("hf:") else model["name"]
     if result.get("server") == PLAIN_MEAN:  # what a run without a step of the server has
         del result["server"]
-    for name, usual in ADDED.items():
-        if result["run"][name] == usual:
-            del result["run"][name]
     plain: Tables = json.loads(json.dumps(result, default=str))
     return plain
 

@@ -6,7 +6,8 @@ policy line: a new setting is refused until somebody says what may be allowed of
 `copfl.federation.policy.fields`. Without torch.
 """
 
-from typing import NamedTuple
+from collections.abc import Container
+from typing import Any, NamedTuple
 
 KEYS = "keys"  # in place of a key of the policy: what a run config may contain at all
 
@@ -94,6 +95,13 @@ class Refused(NamedTuple):
     why: str
 
 
+class Simulated(NamedTuple):
+    """Of simulations alone: `federate init` refuses it, and a node has no such key."""
+
+    why: str
+    unless: Container[Any]  # values that change nothing
+
+
 PolicyLine = (
     Free
     | AtMost
@@ -109,5 +117,6 @@ PolicyLine = (
     | Option
     | ListedOption
     | Refused
+    | Simulated
 )
 HASH_OF_CODE = Refused("code", "names code; a machine's owner enters it in the policy")

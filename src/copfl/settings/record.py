@@ -6,7 +6,7 @@ The records of `schema` and `federation` are made of it, and the options of comm
 import dataclasses
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Self
@@ -25,6 +25,14 @@ def without_digest(name: str) -> str:
     return _DIGEST.sub("", name)
 
 
+class _Everything:
+    def __contains__(self, value: object) -> bool:
+        return True
+
+
+ALL: Container[Any] = _Everything()  # every value of a setting
+
+
 def setting(
     default: Any,
     help: str,
@@ -33,10 +41,13 @@ def setting(
     panel: str = "",
     ours: bool = False,
     shown: str = "",
+    not_in: str = "",
+    same_run: Container[Any] = (),
+    comparable: Container[Any] = ALL,
     policy: PolicyLine | None = None,
     **limits: Any,
 ) -> Any:
-    """A field of a record.
+    """A field of a record: all that is known of a setting, and the only place that knows it.
 
     Args:
         default: The value where none is given.
@@ -45,11 +56,16 @@ def setting(
         panel: The group in the help of a command.
         ours: Whether it is no argument of the component that the record describes.
         shown: The default as the help shows it, where it depends on other settings.
+        not_in: Commands that have no option for it, such as "compare sweep": they set it, have one of their own, or
+            do not take it.
+        same_run: Values that do not count in what a run is: runs that differ in nothing else are the same one.
+        comparable: Values that runs which are compared may have; an error names the first.
         policy: What a node may allow of it; None: it is no setting of a federation, and a node refuses it.
         limits: In the words of JSON Schema: minimum, maximum, exclusiveMinimum, exclusiveMaximum, enum.
     """
-    about = {"help": help, "panel": panel, "names": names, "ours": ours, "shown": shown}
-    return field(default=default, metadata={**about, "policy": policy, "limits": limits})
+    about = {"help": help, "panel": panel, "names": names, "ours": ours, "shown": shown, "not_in": not_in}
+    about |= {"same_run": same_run, "comparable": comparable, "policy": policy, "limits": limits}
+    return field(default=default, metadata=about)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +84,7 @@ class Component:
         None,
         "SHA-256 of the module of a name such as mymodule:MyNet, when it was trained.",
         ours=True,
+        same_run=ALL,  # it is compared where the module is imported
         policy=HASH_OF_CODE,
     )
     value: Any = field(default=None, compare=False, repr=False)

@@ -27,8 +27,9 @@ from copfl.settings.policy_lines import (
     ModelPart,
     Option,
     PolicyLine,
+    Simulated,
 )
-from copfl.settings.record import Component, checked_fields, declared, declared_types, setting
+from copfl.settings.record import ALL, Component, checked_fields, declared, declared_types, setting
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 EVAL_MODELS = ("all", "personal", "final")
 SWITCH = ("auto", "on", "off")
+COMPARISONS = "compare sweep choose"  # the commands that train many runs
 SELECTION = 0.2  # of each client's training samples, for the choice of its round
 # A setting whose option is in this panel of the help.
 in_data, in_model, in_training = (partial(setting, panel=panel) for panel in ("Data", "Model", "Training"))
@@ -52,6 +54,7 @@ class Algorithm(Component):
         "too.",
         "--algorithm -a",
         shown="what suits the data",
+        not_in="compare choose",
         policy=ComponentName("algorithms"),
     )
     epochs: int | None = in_training(
@@ -90,7 +93,9 @@ class Data(Component):
     name: str = in_data(
         "", "A name, file, folder, hf:NAME or module:function.", "--dataset -d", shown="digits"
     )
-    dir: str | None = in_data(None, "Folder of the data sets.", "--data-dir", ours=True, shown="$COPFL_DATA")
+    dir: str | None = in_data(
+        None, "Folder of the data sets.", "--data-dir", ours=True, shown="$COPFL_DATA", same_run=ALL
+    )
     target: str | None = in_data(None, "The column of a table to predict; several with commas.", "--target")
     client: str | None = in_data(None, "The column that names the client.", "--client")
     text: str | None = in_data(None, "The column of texts to learn from.", "--text")
@@ -234,7 +239,10 @@ class Task:
         (), "Of discrete_time, the ends of the intervals, in the unit of the times.", policy=Option()
     )
     code: str | None = setting(
-        None, "SHA-256 of the modules of functions of yours, when they were trained.", policy=HASH_OF_CODE
+        None,
+        "SHA-256 of the modules of functions of yours, when they were trained.",
+        same_run=ALL,
+        policy=HASH_OF_CODE,
     )
 
     def __bool__(self) -> bool:
@@ -294,7 +302,9 @@ class Privacy(Component):
         policy=AtMost("bounds.option", line="privacy.noise"),
     )
     # Without a policy line: no name of this table is a user's.
-    code: str | None = setting(None, "Folder of the module of a name such as mymodule:MyNet.", ours=True)
+    code: str | None = setting(
+        None, "Folder of the module of a name such as mymodule:MyNet.", ours=True, same_run=ALL
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,9 +312,16 @@ class Attack(Component):
     """[attack]: simulated malicious clients."""
 
     name: str = in_robustness(
-        "", "Simulated attack: label_flip, sign_flip, scaled, noise or free_rider.", "--attack", shown="none"
+        "",
+        "Simulated attack: label_flip, sign_flip, scaled, noise or free_rider.",
+        "--attack",
+        shown="none",
+        not_in="init",
+        policy=Simulated("is simulated, and a federation is not; leave it out", unless=("",)),
     )
-    fraction: float | None = in_robustness(None, "Fraction of malicious clients.", "--attackers", shown="0.2")
+    fraction: float | None = in_robustness(
+        None, "Fraction of malicious clients.", "--attackers", shown="0.2", not_in="init"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,7 +347,13 @@ class RunSettings:
         policy=AtMost("bounds.rounds"),
     )
     seed: int = in_training(
-        0, "Seed of all randomness.", "--seed", minimum=0, maximum=2**63 - 1, policy=Free()
+        0,
+        "Seed of all randomness.",
+        "--seed",
+        minimum=0,
+        maximum=2**63 - 1,
+        not_in=COMPARISONS,
+        policy=Free(),
     )
     batch: int = in_training(
         32,
@@ -364,12 +387,20 @@ class RunSettings:
         "--new-clients",
         minimum=0,
         exclusiveMaximum=1,
+        not_in="init",
+        same_run=(0.0,),
+        policy=Simulated(
+            "is for the simulation, which keeps a fraction of its clients out of the training; here a new client "
+            "joins after it: `copfl federate personalize FOLDER --data FILE`, or session.join=3 in a run",
+            unless=(0.0,),
+        ),
     )
     eval_every: int = setting(1, "Rounds between evaluations.", minimum=1, maximum=10**9, policy=Free())
     eval_models: str = setting(
         "all",
         "Which models are evaluated; personal: without the global model; final: only after local training.",
         enum=EVAL_MODELS,
+        same_run=ALL,
     )
     validation: float = in_federation(
         0.0,
@@ -378,6 +409,8 @@ class RunSettings:
         minimum=0,
         exclusiveMaximum=1,
         shown=f"{SELECTION} with --select best",
+        not_in=COMPARISONS,
+        same_run=(0.0,),
         policy=AtMost(0.5),  # an upload that was trained on a few samples would reveal them
     )
     select: str = in_federation(
@@ -385,6 +418,7 @@ class RunSettings:
         "Each client's model: of its last evaluation, or of the best one on its validation samples.",
         "--select",
         enum=("last", "best"),
+        same_run=("last",),
         policy=Free(),
     )
     patience: int = in_federation(
@@ -393,6 +427,13 @@ class RunSettings:
         "--patience",
         minimum=0,
         maximum=10**9,
+        not_in=COMPARISONS,
+        same_run=(0,),
+        comparable=(0,),
+        policy=Simulated(
+            "ends a simulation by the validation scores of all clients, which nodes do not send; leave it out",
+            unless=(0,),
+        ),
     )
     find_rounds: str = setting(
         "off",
@@ -401,28 +442,39 @@ class RunSettings:
         "run.rounds nor validation samples are set, else off.",
         enum=("off", "auto", "first", "done"),
         shown="auto in `copfl run`",
+        same_run=ALL,
+        comparable=("off", "done"),
+        policy=Simulated(
+            "needs the losses of all clients in every round, which nodes do not send; name run.rounds",
+            unless=("off", "done"),
+        ),
     )
     rounds_alone: int = setting(
         0,
         "Rounds of the training alone, see run.local_baseline; 0: those of the run.",
         minimum=0,
         maximum=10**9,
+        same_run=ALL,
     )
-    checkpoint_every: int = setting(10, "Rounds between checkpoints.", minimum=1, maximum=10**9)
+    checkpoint_every: int = setting(10, "Rounds between checkpoints.", minimum=1, maximum=10**9, same_run=ALL)
     buffers: str = setting(
         "local", "Batch-norm statistics: local, or average.", enum=("local", "average"), policy=Free()
     )
     augment: bool = setting(
         True, "Random crops and flips of images, on data sets that have them.", policy=Free()
     )
-    device: str = in_training("cpu", "cpu, cuda, cuda:N or auto.", "--device")
+    device: str = in_training("cpu", "cpu, cuda, cuda:N or auto.", "--device", not_in="init", same_run=ALL)
     engine: str = in_training(
         "auto",
         "auto, sequential, vmap or cuda_graph; auto is the fastest.",
         "--engine",
         enum=("auto", "sequential", "vmap", "cuda_graph"),
+        not_in="init",
+        same_run=ALL,
     )
-    chunk: int = setting(0, "Clients in one batch; 0: the engine's choice.", minimum=0, maximum=10**9)
+    chunk: int = setting(
+        0, "Clients in one batch; 0: the engine's choice.", minimum=0, maximum=10**9, same_run=ALL
+    )
     # In tf32 and bf16 only the matrix products are short. Beside frozen parameters, bf16 on a GPU shortens
     # the activations too; what is trained stays fp32.
     precision: str = in_training(
@@ -430,8 +482,11 @@ class RunSettings:
         "auto, fp32, tf32, bf16 or fp64; auto is tf32 on a GPU and fp32 elsewhere.",
         "--precision",
         enum=("auto", "fp32", "tf32", "bf16", "fp64"),
+        not_in="init",
+        same_run=("auto", "fp32", "tf32"),  # each device has its own
+        policy=Simulated("must be fp32: nodes train in single precision", unless=("auto", "fp32")),
     )
-    threads: int = setting(1, "Threads of torch on a CPU.", minimum=1, maximum=1024)
+    threads: int = setting(1, "Threads of torch on a CPU.", minimum=1, maximum=1024, same_run=ALL)
     workers: int = in_training(
         1,
         "Processes that train clients, on a CPU; 0: the fastest number by a short measurement.",
@@ -439,28 +494,37 @@ class RunSettings:
         minimum=0,
         maximum=1024,
         shown="0 in `copfl run`, 1 elsewhere",
+        not_in="init",
+        same_run=ALL,
     )
     store: str = in_federation(
         "memory",
         "Where client states are between rounds: memory, or disk for many clients.",
         "--store",
         enum=("memory", "disk"),
+        not_in="init",
+        same_run=ALL,
     )
     cache_features: str = setting(
         "auto",
         "The outputs of a frozen front, computed once; auto: where they take little memory.",
         enum=SWITCH,
+        same_run=ALL,
     )
     local_baseline: bool = in_training(
         False,
         "Train each client alone as well, on the same batches.",
         "--local-baseline/--no-local-baseline",
         shown="on in `copfl run`",
+        not_in=f"{COMPARISONS} init",
+        same_run=ALL,
     )
     rivals: bool = in_training(
         True,
         "Train scikit-learn's usual models at each client alone as well, to compare; not on images.",
         "--rivals/--no-rivals",
+        not_in="sweep init",
+        same_run=ALL,
     )
     own_models: str = setting(
         "",
@@ -472,9 +536,10 @@ class RunSettings:
         False,
         "Measure what each client is worth to the others, from random halves of the uploads.",
         "--benefit",
+        same_run=ALL,
         policy=Free("benefit"),
     )
-    save_models: bool = setting(True, "Write every client's personal model when the run ends.")
+    save_models: bool = setting(True, "Write every client's personal model when the run ends.", same_run=ALL)
 
     def __post_init__(self) -> None:
         checked_fields(self, "run")

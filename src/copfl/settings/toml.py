@@ -55,12 +55,7 @@ def assignment(text: str) -> tuple[str, str, Any]:
     path, equals, value = text.partition("=")
     table, dot, key = path.strip().partition(".")
     if not (equals and dot and table and key):
-        raise SettingError(
-            "--set", text, "must be TABLE.KEY=VALUE, such as algorithm.rate=0.15", _path_like(path.strip())
-        )
+        meant = [known for known in paths() if path.strip() and known.rpartition(".")[2] == path.strip()]
+        hint = f'; did you mean "{meant[0]}"?' if meant else ""  # such as optimizer.lr of lr
+        raise SettingError("--set", text, f"must be TABLE.KEY=VALUE, such as algorithm.rate=0.15{hint}")
     return table, key, value_of(value)
-
-
-def _path_like(key: str) -> str:
-    """The path of the declared setting with this key, such as "optimizer.lr" for "lr"; empty: none."""
-    return next((path for path in paths() if key and path.rpartition(".")[2] == key), "")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import time
@@ -10,7 +11,7 @@ import pytest
 
 from copfl.comparison.jobs import runner
 from copfl.comparison.jobs.forecast import Forecast
-from copfl.comparison.jobs.job import Job, LeanFolder, environment_of, finished, locked_folder
+from copfl.comparison.jobs.job import Job, LeanFolder, environment_of, finished, locked_folder, placed
 from copfl.comparison.jobs.processes import Pool, in_processes
 from copfl.comparison.jobs.runner import all_done, run_in_worker
 from copfl.comparison.jobs.starts import Starts
@@ -80,6 +81,22 @@ def test_a_finished_run_keeps_what_is_read_and_is_left_as_it_is(tmp_path: Path) 
     assert left.keys() == {"run.toml", "partition.json", "rounds.jsonl", "timing.jsonl", "environment.json"}
     carry_out(one)
     assert {path.name: path.stat().st_mtime_ns for path in one.path.iterdir()} == left
+
+
+def test_a_run_that_no_client_improved_is_finished(tmp_path: Path) -> None:
+    """Such as one whose folder somebody put there: `job_of` makes none, as rows have equal rounds."""
+    run = job(tmp_path, "fedavg", rounds=30, select="best").run
+    early = dataclasses.replace(run, run=dataclasses.replace(run.run, patience=1))
+    one = placed(Job("early", early), tmp_path / "runs")
+    carry_out(one)
+    assert 1 < len(rounds(one).splitlines()) < 30
+    assert finished(one)
+    before = rounds(one)
+    carry_out(one)
+    assert rounds(one) == before
+    *whole, _ = before.splitlines(keepends=True)
+    (one.path / "rounds.jsonl").write_bytes(b"".join(whole))  # some client improved in the round before
+    assert not finished(one)
 
 
 class Stop(Exception):

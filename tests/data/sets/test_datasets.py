@@ -518,9 +518,7 @@ def test_an_archive_without_images(tmp_path: Path) -> None:
 def test_names_and_options_are_suggested(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match='did you mean "cifar10"'):
         load("cifar_10")
-    with pytest.raises(
-        UsageError, match=r'data.sizee=32 is no setting; allowed are size; did you mean "size"'
-    ):
+    with pytest.raises(UsageError, match=r'data.sizee=32 is no setting; did you mean "size"'):
         data_of(data_record({"name": "mini_imagenet", "sizee": 32}))
     with pytest.raises(UsageError, match=r"data.size=3 is no setting; allowed are none"):
         data_of(data_record({"name": "digits", "size": 3}))

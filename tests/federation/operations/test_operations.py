@@ -26,6 +26,7 @@ from copfl.federation.protocol.app_folder import CONTACT, LAST_ERROR
 from copfl.federation.protocol.chained_log import AUDIT, append, verified
 from copfl.federation.protocol.events import Event
 from copfl.federation.protocol.log_lines import JsonFormatter
+from copfl.federation.protocol.round_record import ROUNDS, read_rounds
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
 from copfl.federation.server.rounds import new_server
@@ -132,6 +133,15 @@ def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
         port = _free_port()
         patch.setenv(log_lines.METRICS, str(port))
         yield Operated(tmp_path_factory.mktemp("operated"), port)
+
+
+def test_the_lines_of_a_real_run_are_records_of_rounds(operated: Operated) -> None:
+    lines = [json.loads(line) for line in (operated.path / ROUNDS).read_text().splitlines()]
+    rounds = read_rounds(operated.path / ROUNDS)
+    assert [record.as_json() for record in rounds] == lines
+    assert rounds[1].left_out.keys() == {1}
+    assert rounds[1].left_out[1].startswith("it was damaged on its way")
+    assert {"weight", "gradient_score", "prediction_score"} <= rounds[0].per_client.keys()
 
 
 def test_the_status_of_a_run(operated: Operated) -> None:

@@ -1,4 +1,4 @@
-"""The coordinator's page: of real rounds, with and without secure sums and noise, and of folders of every state."""
+"""The coordinator's page: of rounds with and without secure sums and noise, and of folders of every state."""
 
 from __future__ import annotations
 
@@ -12,66 +12,55 @@ from typing import Any, NamedTuple
 
 import pytest
 
-pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
-
 from copfl.cli.federate.trial import _show
 from copfl.experiment import records
 from copfl.experiment.analysis.benefit import of_records
-from copfl.federation import init
 from copfl.federation.operations.page import FederationPage, document_of
-from copfl.federation.operations.run_log import operations
 from copfl.federation.operations.watched import read
-from copfl.federation.protocol.keys import fingerprint
-from copfl.federation.protocol.settings import settings_of
-from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.membership import coordinator_key, propose, read_roster
-from copfl.federation.server.rounds import new_server
+from copfl.federation.protocol.keys import fingerprint, read_public
 from copfl.report.document import Document, Section
 from copfl.report.serving import PageServer
-from copfl.settings.flat import nested
-from copfl.wire import Packet
 from tests.commands import called
-from tests.federation.folders import ServerState
-from tests.federation.network import CONFIG, DirectTransport, digits, unsigned, write_nodes
+from tests.federation.folders import RUN, ServerState
 from tests.report.hostile import NAME, assert_harmless
 from tests.report.test_page import data_of
 
 ROUNDS = 2
+MEMBERS = ["node-0", "node-1", "node-2"]
+DAMAGED = "it was damaged on its way"
+SCORES = ("gradient_score", "prediction_score")  # of CO-PFL
+# What a run differs in, as the server writes it: with secure sums means alone, with noise an epsilon.
 FEDERATIONS: dict[str, dict[str, Any]] = {
-    "plain": {"network.min_replies": 2},
-    "secure": {"secure.aggregation": True, "algorithm.name": "fedavg"},
-    "private": {"privacy.clip": 1.0, "privacy.noise": 1.0, "algorithm.name": "fedavg"},
+    "plain": {},
+    "secure": {"secure_aggregation": {"step": 0.001}, "per_client": {}},
+    "private": {"federation": {"epsilon": 1.25, "epsilon_server": 2.5}},
 }
 
 
-class Trained(NamedTuple):
-    """A federation that has run in this process."""
+class Written(NamedTuple):
+    """The folder of a federation's server after two rounds, written without training."""
 
     app: Path
     records: list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trained]:
-    """Federations of three clients; in the plain one, the second sends a damaged upload in the second round."""
-    home, found = tmp_path_factory.mktemp("federations"), {}
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Written]:
+    """Federations of three clients; the second one's upload of the second round was damaged."""
+    home, federations = tmp_path_factory.mktemp("federations"), {}
     for name, more in FEDERATIONS.items():
-        config = CONFIG | {"run.rounds": ROUNDS} | more
-        app = init(home / name / "app", nested(config), port=9)  # nothing answers there
-        propose(app, config, coordinator_key(app), read_roster(app))
-        nodes = [unsigned(node) for node in write_nodes(digits(), home / name / "nodes")]
-
-        def fault(client: int, round: int, packet: Packet, name: str = name) -> Packet:
-            is_bad = name == "plain" and (client, round) == (1, 1)
-            return Packet(packet.head, packet.body[:-1]) if is_bad else packet
-
-        settings = settings_of(config)
-        transport = DirectTransport(settings, dict(enumerate(nodes, 100)), fault)
-        folder = ServerFolder(str(app / "runs"), "test", resume=False)
-        with folder.claimed(), operations(folder.path, "test") as log:
-            records = list(new_server(settings, transport, folder, log, pause=0).rounds())
-        found[name] = Trained(app, records)
-    return found
+        state = ServerState(home / name, MEMBERS, needed=2, rounds=ROUNDS)
+        state.sign()
+        state.start()
+        for number in range(1, ROUNDS + 1):
+            missing = {1: DAMAGED} if name == "plain" and number == 2 else {}
+            state.begin_round(number)
+            for client, reason in missing.items():
+                state.log("rejected", round=number, client=client, reason=reason)
+            state.end_round(number, missing, scores=SCORES, **more)
+        state.log("ended")
+        federations[name] = Written(state.app, records.read(state.path / "rounds.jsonl"))
+    return federations
 
 
 def page_of(folder: Path) -> Document:
@@ -82,38 +71,38 @@ def section(document: Document, name: str) -> Section:
     return next(section for section in document.sections if section.name == name)
 
 
-def test_the_numbers_are_those_of_the_rounds(trained: dict[str, Trained]) -> None:
-    app, records = trained["plain"]
+def test_the_numbers_are_those_of_the_rounds(written: dict[str, Written]) -> None:
+    app, lines = written["plain"]
     found = page_of(app)
     mean, members = section(found, "curves").charts
-    accuracies = [100 * record["mean"]["accuracy"] for record in records]
+    accuracies = [100 * record["mean"]["accuracy"] for record in lines]
     assert list(mean.lines[0].y) == pytest.approx(accuracies)  # type: ignore[union-attr]
     assert [line.name for line in members.lines] == ["node-0", "node-1", "node-2"]  # type: ignore[union-attr]
     assert members.lines[1].y[1] is None  # type: ignore[union-attr]
-    assert f"{100 * records[-1]['mean']['accuracy']:.1f} %" in found.conclusion[1]
+    assert f"{100 * lines[-1]['mean']['accuracy']:.1f} %" in found.conclusion[1]
     (rounds,) = section(found, "rounds").tables
     assert rounds.rows[0][-1].startswith("node-1: it was damaged on its way")
     assert rounds.rows[1][-1] == "nobody"
     (totals,) = section(found, "bytes").tables
     assert [row[1] for row in totals.rows] == ["2", "1", "2"]
     up = section(found, "bytes").charts[0].lines[0].y  # type: ignore[union-attr]
-    assert list(up) == [record["bytes"]["up"] / 1000 for record in records]
+    assert list(up) == [record["bytes"]["up"] / 1000 for record in lines]
 
 
-def test_weights_are_shares_and_labelled_as_without_an_interval(trained: dict[str, Trained]) -> None:
-    app, records = trained["plain"]
+def test_weights_are_shares_and_labelled_as_without_an_interval(written: dict[str, Written]) -> None:
+    app, lines = written["plain"]
     found = section(page_of(app), "contributions")
     weight, gradient, prediction = found.charts
     assert [chart.name for chart in found.charts] == ["weight", "gradient_score", "prediction_score"]
-    weights = records[0]["per_client"]["weight"]
+    weights = lines[0]["per_client"]["weight"]
     shares = [row[0] for row in weight.values]  # type: ignore[union-attr]
     assert shares == pytest.approx([value / sum(weights) for value in weights])
     assert all(chart.title.endswith("without an interval") for chart in (weight, gradient, prediction))
     assert "without an interval" in found.notes[0]
 
 
-def test_secure_aggregation_leaves_means_and_says_what_it_hides(trained: dict[str, Trained]) -> None:
-    found = page_of(trained["secure"].app)
+def test_secure_aggregation_leaves_means_and_says_what_it_hides(written: dict[str, Written]) -> None:
+    found = page_of(written["secure"].app)
     assert [chart.name for chart in section(found, "curves").charts] == ["mean"]
     for name in ("curves", "contributions"):
         assert section(found, name).notes[0].startswith("Hidden by secure aggregation")
@@ -176,32 +165,33 @@ def test_without_intervals_there_is_no_benefit(tmp_path: Path) -> None:
     assert "3 rounds are few for 6 clients: 22 or more" in " ".join(table.notes)
 
 
-def test_a_run_that_does_not_measure_it_has_no_benefit(trained: dict[str, Trained]) -> None:
-    assert "benefit" not in {part.name for part in page_of(trained["plain"].app).sections}
+def test_a_run_that_does_not_measure_it_has_no_benefit(written: dict[str, Written]) -> None:
+    assert "benefit" not in {part.name for part in page_of(written["plain"].app).sections}
 
 
-def test_epsilon_is_that_of_the_last_round(trained: dict[str, Trained]) -> None:
-    app, records = trained["private"]
+def test_epsilon_is_that_of_the_last_round(written: dict[str, Written]) -> None:
+    app, lines = written["private"]
     (table,) = section(page_of(app), "privacy").tables
-    last = records[-1]["federation"]
+    last = lines[-1]["federation"]
     assert table.rows[0] == ["node-0", "2", f"{last['epsilon']:.2f}", f"{last['epsilon_server']:.2f}"]
     assert "does not leave its node" in section(page_of(app), "privacy").notes[0]
-    assert "no noise" in section(page_of(trained["plain"].app), "privacy").notes[0]
+    assert "no noise" in section(page_of(written["plain"].app), "privacy").notes[0]
 
 
-def test_who_signed_the_run_and_its_settings_are_on_the_page(trained: dict[str, Trained]) -> None:
-    app = trained["plain"].app
+def test_who_signed_the_run_and_its_settings_are_on_the_page(written: dict[str, Written]) -> None:
+    app = written["plain"].app
+    signer = read_public(app / "keys" / "coordinator.pub")
     facts = {row[0]: row[1] for row in page_of(app).facts.rows}  # type: ignore[union-attr]
-    assert fingerprint(coordinator_key(app).public) in facts["signed by"]
+    assert fingerprint(signer) in facts["signed by"]
     assert facts["algorithm"].startswith("copfl")
     assert facts["model"].startswith("mlp (width 16")
     assert facts["members"].startswith("3, fingerprint of the list ")
 
 
-def test_the_log_is_there_with_its_last_hash(trained: dict[str, Trained]) -> None:
-    app = trained["plain"].app
+def test_the_log_is_there_with_its_last_hash(written: dict[str, Written]) -> None:
+    app = written["plain"].app
     (log,) = section(page_of(app), "log").tables
-    lines = (app / "runs" / "test" / "audit.jsonl").read_text().splitlines()
+    lines = (app / "runs" / RUN / "audit.jsonl").read_text().splitlines()
     assert len(log.rows) == len(lines)
     assert [row[1] for row in log.rows][:2] == ["ended", "round ended"]
     rejected = next(row for row in log.rows if row[1] == "rejected")
@@ -210,9 +200,9 @@ def test_the_log_is_there_with_its_last_hash(trained: dict[str, Trained]) -> Non
 
 
 def test_the_command_writes_one_file_that_needs_nothing(
-    trained: dict[str, Trained], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    written: dict[str, Written], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer = called(capsys, "federate", "watch", trained["plain"].app, "--once", tmp_path / "page.html")
+    answer = called(capsys, "federate", "watch", written["plain"].app, "--once", tmp_path / "page.html")
     assert answer == (0, f"{tmp_path / 'page.html'}\n", "")
     html = (tmp_path / "page.html").read_text()
     assert not re.search(r"""(src|href)=["'](?!#|data:,)""", html)
@@ -288,7 +278,7 @@ def test_weights_that_add_up_to_nearly_nothing_have_a_page(weights: list[float],
     state = ServerState(tmp_path / "clinic")
     state.start()
     state.begin_round(1)
-    per_client = {"accuracy": [0.5] * 3, "weight": weights}
+    per_client = {"accuracy": dict.fromkeys(range(3), 0.5), "weight": dict(enumerate(weights))}
     state.end_round(1, per_client=per_client)
     assert "weight" in FederationPage(state.app).html()
 

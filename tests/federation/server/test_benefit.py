@@ -196,7 +196,7 @@ def test_what_a_node_calls_a_half_is_no_halfs() -> None:
     """A node reports metrics under any name; these are the server's."""
     reported = {HALF: 1.0, DIFFERENCE: 5.0, "samples": 7.0, "accuracy": 0.5}
     now = ServerRound(0, reports={0: {Field.METRICS: reported}}, bytes_up={0: 1}, bytes_down={0: 1})
-    assert sorted(_record(now, {}, 1.0)["per_client"]) == ["accuracy", "bytes_down", "bytes_up"]
+    assert sorted(_record(now, "accuracy", {}, 1.0).per_client) == ["accuracy", "bytes_down", "bytes_up"]
 
 
 # -- what a node refuses -------------------------------------------------------------------------------------

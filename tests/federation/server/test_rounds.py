@@ -739,9 +739,9 @@ def test_a_new_client_continues_from_its_last_update(name: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({"run.round": 3}, r'run.round=3 is no setting; .*did you mean "rounds"'),
+        ({"run.round": 3}, r'run.round=3 is no setting; did you mean "rounds"'),
         ({"round": 3}, r"round=3 is no setting; a setting is TABLE.KEY"),
-        ({"rum.rounds": 3}, r'rum=.* is no setting; .*did you mean "run"'),
+        ({"rum.rounds": 3}, r'rum=.* is no setting; did you mean "run"'),
         ({"run.rounds": "3"}, "must be a whole number"),
         ({"run.rounds": 0}, "at least 1"),
         ({"network.wire": "fp8"}, "network.wire=.fp8. is unknown; allowed are bf16, fp16, fp32"),

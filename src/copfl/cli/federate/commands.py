@@ -15,17 +15,8 @@ from copfl.settings import toml
 from copfl.settings.federation import OWN
 from copfl.settings.schema import KINDS
 
-# What only a simulation has, or what each node decides.
-SIMULATED = (
-    "attack.name",
-    "attack.fraction",
-    *(f"run.{key}" for key in ("new_clients", "device", "engine", "precision", "workers", "store")),
-    "run.local_baseline",
-    "run.rivals",
-)
 
-
-@options.training(*SIMULATED, kinds={**KINDS, **OWN})
+@options.training(kinds={**KINDS, **OWN})
 def init(
     line: Tables,
     *,

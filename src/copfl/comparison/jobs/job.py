@@ -15,6 +15,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from copfl import foreign
 from copfl.core.evaluation import EVAL_MODELS
+from copfl.core.metrics import metrics_of
+from copfl.core.selection import has_ended
 from copfl.data.clients.partition import Partition
 from copfl.engine.rounds import State
 from copfl.errors import CopflError, RunError, raised_as
@@ -110,11 +112,12 @@ def finished(job: Job) -> bool:
         if changed not in ([], ["partition"]):  # partition.json is compared in another place
             raise RunError(f"{job.path}/run.toml was changed in {', '.join(changed)}")
         folder.partition()
-        done = len(records.read(job.path / "rounds.jsonl"))
+        rounds = records.read(job.path / "rounds.jsonl")
+        done = len(rounds)
         if done > job.run.run.rounds:
             raise RunError(f"{job.path}/rounds.jsonl has {done} rounds, more than run.toml says")
         records.read(job.path / "timing.jsonl")
-        environment_of(job)
+        environment = environment_of(job)
     except CopflError as error:
         raise damaged(job, error) from error
     fitted = job.run.run.new_clients and not job.validation
@@ -122,7 +125,10 @@ def finished(job: Job) -> bool:
     settings = job.run.run
     if job.rounds == settings.rounds and settings.participants < len(settings.split_clients[0]):
         missing = missing or not (job.path / final.FILE).is_file()
-    return bool(done >= job.rounds) and not missing
+    best = None
+    if settings.patience:
+        best = records.best_rounds(rounds, metrics_of(environment)[0], settings.clients)
+    return has_ended(done, job.rounds, best, settings.patience) and not missing
 
 
 def damaged(job: Job, error: CopflError) -> RunError:

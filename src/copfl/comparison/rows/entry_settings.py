@@ -15,6 +15,7 @@ from copfl.settings import arguments, presets
 from copfl.settings.checking import SettingError, parameters_of
 from copfl.settings.complete import complete
 from copfl.settings.components import factory_of, name_of, usual_optimizer
+from copfl.settings.record import declared
 from copfl.settings.schema import KINDS, RunSettings
 from copfl.settings.toml import Tables
 
@@ -117,14 +118,11 @@ def job_of(
         last: The evaluations that a value is the mean of; None: the last third.
     """
     run = complete(*layers, {"run": {"seed": seed}})
-    if run.run.patience:
-        raise SettingError(
-            "run.patience", run.run.patience, "does not fit a comparison, whose rows have equal rounds; use 0"
-        )
-    if run.run.find_rounds == "first":
-        raise SettingError(
-            "run.find_rounds", "first", "does not fit a comparison, whose rows have equal rounds; use off"
-        )
+    for field in declared(RunSettings):
+        value, fitting = getattr(run.run, field.name), field.metadata["comparable"]
+        if value not in fitting:
+            no_fit = f"does not fit a comparison, whose rows have equal rounds; use {next(iter(fitting))}"
+            raise SettingError(f"run.{field.name}", value, no_fit)
     return placed(Job(label, run, validation=validation, last=last), folder)
 
 

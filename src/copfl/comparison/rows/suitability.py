@@ -26,8 +26,22 @@ def refusals(layers: Mapping[str, list[Tables]], experiment: Experiment) -> dict
         layers: The settings of each row by its label.
         experiment: Of any row; rows with the same task use its samples.
     """
-    reason_of = {label: _refusal(of_row, experiment) for label, of_row in layers.items()}
-    return {label: reason for label, reason in reason_of.items() if reason is not None}
+    refused = {}
+    for label, of_row in layers.items():
+        try:
+            run, e = complete(*of_row), experiment
+            made, task = build("algorithm", run.algorithm, optimizer=run.optimizer), e.task
+            if any(getattr(run, kind) != getattr(e.run, kind) for kind in SHARED):
+                e = prepare(complete(*of_row, CHECK))
+                task, made = e.task, e.algorithm
+            else:
+                if public := traits(made).public:
+                    task = dataclasses.replace(task, public=e.federation.unassigned(public))
+                made = algorithm(run, made, task, e.federation)
+            example_output(made, task, tree.row(e.federation.train.rows([0]), 0), clients=2)
+        except UsageError as error:
+            refused[label] = str(error)
+    return refused
 
 
 def reasons(refused: Mapping[str, str]) -> str:
@@ -36,20 +50,3 @@ def reasons(refused: Mapping[str, str]) -> str:
     for label, reason in refused.items():
         labels.setdefault(reason.removeprefix(f"{label.partition(' ')[0]} "), []).append(label)
     return "; ".join(f"{', '.join(alike)} ({reason})" for reason, alike in labels.items())
-
-
-def _refusal(layers: list[Tables], e: Experiment) -> str | None:
-    try:
-        run = complete(*layers)
-        made, task = build("algorithm", run.algorithm, optimizer=run.optimizer), e.task
-        if any(getattr(run, kind) != getattr(e.run, kind) for kind in SHARED):
-            e = prepare(complete(*layers, CHECK))
-            task, made = e.task, e.algorithm
-        else:
-            if public := traits(made).public:
-                task = dataclasses.replace(task, public=e.federation.unassigned(public))
-            made = algorithm(run, made, task, e.federation)
-        example_output(made, task, tree.row(e.federation.train.rows([0]), 0), clients=2)
-    except UsageError as error:
-        return str(error)
-    return None

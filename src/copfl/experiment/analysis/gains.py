@@ -1,7 +1,6 @@
 """What each client gains over training alone and over a constant answer, and how every client's model does on
 every client's samples."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,6 @@ from copfl.core.task import Data, Personal, Task
 from copfl.data.clients.federation import FederatedData
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, SURVIVAL
 from copfl.errors import RunError, raised_as
-from copfl.experiment import records
 from copfl.stats import Interval, Numbers, mean_of_known, over_clients, unknown_reason, worst_of
 from copfl.tables import plain
 
@@ -233,7 +231,7 @@ def write(found: Analysis, folder: Path) -> None:
     content = {"alone": found.alone, "constant": found.constant, "clients": clients, "cross": values}
     content |= {"metric": metric}
     content |= {"per_class": per_class} if per_class else {}
-    files.write_bytes(folder / FILE, (json.dumps(plain(content)) + "\n").encode())
+    files.write_json(folder / FILE, plain(content))
 
 
 def read(folder: Path) -> Analysis | None:
@@ -242,7 +240,7 @@ def read(folder: Path) -> Analysis | None:
     if not path.is_file():
         return None
     damaged = f"{path} is damaged ({{}}); delete it, and `copfl resume {folder}` makes it again"
-    with raised_as(RunError, damaged, OSError, *records.ERRORS):
+    with raised_as(RunError, damaged, OSError, *foreign.DAMAGE):
         content = foreign.read_json(path)
         values = np.array(content["cross"], np.float64)
         per_class = [(int(right), int(tested)) for right, tested in content.get("per_class", [])]

@@ -5,7 +5,6 @@ A run writes it; the summary and the report read it.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ def write(choice: FirstRunChoice, folder: Path) -> None:
         choice: What was chosen.
         folder: Of the run.
     """
-    files.write_bytes(folder / FILE, (json.dumps(as_json(choice)) + "\n").encode())
+    files.write_json(folder / FILE, as_json(choice))
 
 
 def read(folder: Path) -> FirstRunChoice | None:

@@ -33,7 +33,6 @@ from copfl.engine import mapping
 from copfl.engine.rounds import Ids, ModelKeeper, State
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import RunError, raised_as
-from copfl.experiment import records
 from copfl.settings import schema
 from copfl.settings.components import build
 from copfl.stats import Numbers
@@ -224,7 +223,7 @@ def read(folder: Path) -> NewClients | None:
     if not path.is_file():
         return None
     damaged = f"{path} is damaged ({{}}); delete it, and `copfl resume {folder}` makes it again"
-    with raised_as(RunError, damaged, OSError, *records.ERRORS):
+    with raised_as(RunError, damaged, OSError, *foreign.DAMAGE):
         content = foreign.read_json(path)
         accuracy, alone = (
             {name: np.array(values, np.float64) for name, values in content[key].items()}

@@ -33,7 +33,7 @@ from copfl.settings import named_code
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
 from copfl.settings.data import data_of
-from copfl.settings.federation import OWN, Federation, own_record
+from copfl.settings.federation import OWN, Federation, check_not_simulated, own_record
 from copfl.settings.flat import flat
 from copfl.settings.merging import Layer
 from copfl.settings.schema import Model
@@ -41,7 +41,6 @@ from copfl.settings.toml import Tables, written
 
 TEMPLATE = Path(__file__).parent / "template"
 RUN_FILE = "run.toml"  # in the app's folder: the run, with the data of this machine; nodes do not receive it
-PRECISIONS = ("auto", "fp32")
 
 
 @named_code.scope()
@@ -152,33 +151,8 @@ def planned(*layers: Layer, preset: str = "", contract: Contract | None = None) 
     if hiding := {k: v for k, v in summable(run.algorithm.name).items() if sums_only and k not in chosen}:
         named = {"algorithm": {"name": run.algorithm.name, **hiding}}
         run = complete(*in_run, named, preset=preset, sums_only=True, values=values)
-    if run.attack:
-        raise SettingError(
-            "attack.name", run.attack.name, "is simulated, and a federation is not; leave it out"
-        )
-    if run.run.new_clients:
-        raise SettingError(
-            "run.new_clients",
-            run.run.new_clients,
-            "is for the simulation; here a new client joins after the training: `copfl federate personalize`",
-        )
-    if run.run.patience:
-        raise SettingError(
-            "run.patience",
-            run.run.patience,
-            "ends a simulation by the validation scores of all clients, which nodes do not send; leave it "
-            "out",
-        )
-    if run.run.find_rounds == "first":
-        raise SettingError(
-            "run.find_rounds",
-            run.run.find_rounds,
-            "needs the losses of all clients in every round, which nodes do not send; name run.rounds",
-        )
-    if run.run.precision not in PRECISIONS:
-        raise SettingError(
-            "run.precision", run.run.precision, "must be fp32: nodes train in single precision"
-        )
+    for title, table in run.tables().items():
+        check_not_simulated(title, table)
     dataset = data_of(run.data) if example is None else example
     agreed = {} if contract is None else samples_of(contract)
     dataset = with_intervals(dataset, run.task)

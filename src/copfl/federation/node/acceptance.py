@@ -69,7 +69,13 @@ def accept(config: NodeConfig, run_config: Mapping[str, Any]) -> Accepted:
     _require_consent(policy, config, signed)
     # What the coordinator signed is what the node trains on, not what the server sent beside it.
     admitted_settings = admitted(policy, signed.proposal.settings)
-    return Accepted(_as_member(config, policy, signed.proposal), *admitted_settings)
+    node = Node(config, policy, signed.proposal)
+    member = signed.proposal.by_key(node.key.public)
+    if config.client != -1 and (member is None or member.number != config.client):
+        is_what = "is no member" if member is None else f"is client {member.number}"
+        raise UsageError(f"this node is configured as client {config.client}, and {is_what} in the proposal")
+    # A node that is no member has no number: it can be a new client alone.
+    return Accepted(node.numbered(-1 if member is None else member.number), *admitted_settings)
 
 
 def _require_consent(policy: Policy, config: NodeConfig, signed: SignedProposal) -> None:
@@ -155,19 +161,6 @@ def coordinators(policy: Policy, config: NodeConfig) -> frozenset[str]:
     """
     configured = {config.coordinator} if config.coordinator else frozenset[str]()
     return frozenset(policy.proposals.coordinators) | configured
-
-
-def _as_member(config: NodeConfig, policy: Policy, proposal: Proposal) -> Node:
-    """The node with the number that the proposal gives to its key.
-
-    A node that is no member has no number: it can be a new client alone.
-    """
-    node, configured = Node(config, policy, proposal), config.client
-    member = proposal.by_key(node.key.public)
-    if configured != -1 and (member is None or member.number != configured):
-        in_proposal = "is no member" if member is None else f"is client {member.number}"
-        raise UsageError(f"this node is configured as client {configured}, and {in_proposal} in the proposal")
-    return node.numbered(-1 if member is None else member.number)
 
 
 # -- what the owner did, and what waits ----------------------------------------------------------------------

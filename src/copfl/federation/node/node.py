@@ -5,6 +5,7 @@ process that answers (`worker`).
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +50,8 @@ class Node(NamedTuple):
 
     def numbered(self, client: int) -> "Node":
         """The node with the number that its client has in a run."""
-        return self._replace(config=self.config.numbered(client))
+        options = {**self.config.options, "client": client}
+        return self._replace(config=replace(self.config, client=client, options=options))
 
     def identity(self, key: str) -> str:
         """The member whose key this is: its first key. One that has rotated its key is the same member."""

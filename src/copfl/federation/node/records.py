@@ -1,7 +1,6 @@
 """A client's records on its node: what it keeps between the rounds of a run, and which round it was asked for last."""
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,9 @@ class ClientRecords:
             may_return: Whether the run may set the node back, with `rollback`.
         """
         path, asked = self.folder / ASKED, (hashlib.sha256(body).hexdigest(), counted)
-        last, known = stored(path, _asked, NOTHING)
+        last, known = stored(
+            path, lambda was: (int(was["round"]), (str(was["model"]), int(was["counted"]))), NOTHING
+        )
         if (last, known) == (round, asked):
             return
         if round == last and not may_return:
@@ -89,8 +90,3 @@ class ClientRecords:
 
     def _path(self, round: int) -> Path:
         return self.folder / f"round-{round:06d}.copfl"
-
-
-def _asked(content: Mapping[str, Any]) -> tuple[int, tuple[str, int]]:
-    """The last round that a node was asked for, and with which model and record."""
-    return int(content["round"]), (str(content["model"]), int(content["counted"]))

@@ -33,6 +33,7 @@ from copfl.federation.node.remembered_run import NodeRun
 from copfl.federation.node.site import AuditSummary, Measurement, SentKind, SiteGain, SiteReport
 from copfl.federation.policy.file import policy_of
 from copfl.federation.protocol.chained_log import AUDIT, Verified, verified
+from copfl.federation.protocol.files import write_json
 from copfl.federation.protocol.node_config import NodeConfig
 from copfl.federation.protocol.settings import TrainingSettings, settings_of
 from copfl.files import write_bytes
@@ -160,7 +161,7 @@ def _trained_rivals(run: Path, remembered: NodeRun, data: str | None) -> Rivals 
     rivals = rivals_of_site(samples.task, seen, samples.test, model, network, seed, samples.unit)
     if rivals is not None:
         content = {"of": _hash_of_model(run), "rivals": rivals_file.as_json(rivals)}
-        write_bytes(run / rivals_file.FILE, json.dumps(content).encode(), private=True)
+        write_json(run / rivals_file.FILE, content)
     return rivals
 
 

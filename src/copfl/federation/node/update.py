@@ -110,7 +110,11 @@ def train(settings: TrainingSettings, node: Node, packet: Packet, load_data: Loa
     if head.round == settings.federation.rounds:  # new clients are fitted then, and nobody trains
         raise WireError(f"it is of round {head.round}, and the run has {head.round} rounds")
     records, counted = ClientRecords(node.folder, head.run), int(fields.get(Field.COUNTED, -1))
-    client, note = _start(settings, records, head, counted)
+    client, note, rounds = settings.algorithm.client_init(settings.task), "", records.rounds()
+    if counted in rounds:
+        client = records.load(head._replace(kind="client", round=counted), client)
+    elif counted >= 0:
+        note = f"started again: it has no record of round {counted + 1}; was its state-dir changed?"
     records.ask(head.round, packet.body, counted, may_return=settings.federation.session.rollback)
     data = load_data(settings, node.numbered(head.client))
     algorithm, task = settings.algorithm, data.task
@@ -250,13 +254,3 @@ def plan_of(
         augment=settings.federation.augment,
     )
     return tree.row(order, 0)
-
-
-def _start(settings: TrainingSettings, records: ClientRecords, head: Head, counted: int) -> tuple[Any, str]:
-    """The record after the last counted upload, and a note if it is missing."""
-    initial, rounds = settings.algorithm.client_init(settings.task), records.rounds()
-    if counted < 0:
-        return initial, ""
-    if counted not in rounds:
-        return initial, f"started again: it has no record of round {counted + 1}; was its state-dir changed?"
-    return records.load(head._replace(kind="client", round=counted), initial), ""

@@ -13,9 +13,10 @@ import numpy as np
 from copfl.charts import Chart, Heat, Line, Lines, Value
 from copfl.core.halves import HALF
 from copfl.core.metrics import METRICS, MetricInfo
-from copfl.federation.operations.watched import RoundRecord, Watched
+from copfl.federation.operations.watched import Watched
 from copfl.federation.protocol.events import Event
 from copfl.federation.protocol.halves import SAMPLES
+from copfl.federation.protocol.round_record import RoundRecord
 from copfl.report import contributions
 from copfl.report.document import Section
 from copfl.report.run_charts import SCORES
@@ -227,24 +228,12 @@ def contributions_of(watched: Watched) -> contributions.Contributions | None:
     """What the server knows of each member's part in the run; None where no benefit is measured yet."""
     clients = 1 + max(_everyone(watched), default=-1)
     return contributions.contributions(
-        [_line(record) for record in watched.rounds],
+        [record.as_json() for record in watched.rounds],
         [watched.name(client) for client in range(clients)],
         _samples(watched, clients),
         None,
         metric_of(watched),
     )
-
-
-def _line(record: RoundRecord) -> dict[str, Any]:
-    """A round as a line of rounds.jsonl, with what contributions are made of."""
-    return {
-        "round": record.number,
-        "clients": list(record.clients),
-        "left_out": list(record.left_out),
-        "per_client": {
-            name: [values[client] for client in record.clients] for name, values in record.per_client.items()
-        },
-    }
 
 
 def _samples(watched: Watched, clients: int) -> list[float] | None:

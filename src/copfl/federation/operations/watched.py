@@ -5,7 +5,6 @@ Without torch. Names, reasons and metrics come from other machines; the page tha
 
 import contextlib
 import datetime
-import json
 import socket
 import sqlite3
 import statistics
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from copfl.errors import CopflError, RunError, raised_as
+from copfl.errors import CopflError, RunError
 from copfl.federation.operations.history import ClientHistory, RunHistory, history_of
 from copfl.federation.protocol import proposal
 from copfl.federation.protocol.app_folder import (
@@ -30,13 +29,14 @@ from copfl.federation.protocol.app_folder import (
 from copfl.federation.protocol.chained_log import AUDIT, NO_LOG, Verified, verified
 from copfl.federation.protocol.keys import fingerprint, read_public
 from copfl.federation.protocol.messages import parsed, printable, read_json
-from copfl.federation.protocol.proposal import Member, Proposal
+from copfl.federation.protocol.proposal import Proposal
+from copfl.federation.protocol.round_record import ROUNDS, RoundRecord, read_rounds
 from copfl.federation.server.certificates import expiries, expiry_warnings
 from copfl.federation.server.invitations import ANSWERS, INVITATIONS, InvitedSite, invited
 from copfl.federation.server.membership import COORDINATOR, PROPOSALS, SIGNED, Roster, read_roster
 from copfl.federation.server.membership import FILE as MEMBERS
 
-ROUNDS, CONFIG = "rounds.jsonl", "config.json"  # in the run's folder
+CONFIG = "config.json"  # in the run's folder
 LOCK = ".lock"
 LATE_AFTER = 10.0  # seconds that a client may need in any case
 
@@ -59,22 +59,6 @@ class MemberState(NamedTuple):
     is_late: bool = False
     last_answer: datetime.datetime | None = None
     last_round: int | None = None  # that counted its upload
-
-
-class RoundRecord(NamedTuple):
-    """A round that has ended, as rounds.jsonl has it."""
-
-    number: int
-    seconds: float
-    clients: Sequence[int]  # whose uploads counted
-    left_out: Mapping[int, str]  # client -> why
-    metric: str  # the primary one
-    mean: Mapping[str, float | None]
-    per_client: Mapping[str, Mapping[int, float | None]]  # of a metric that leaves the nodes
-    federation: Mapping[str, float | None]
-    bytes_up: float
-    bytes_down: float
-    is_summed: bool  # only sums leave the nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,43 +192,6 @@ def fingerprint_of(folder: Path, run: str | None = None) -> str:
     return fingerprint("\n".join(states))
 
 
-def read_rounds(path: Path) -> list[RoundRecord]:
-    """The rounds of a run; a last line that is being written is left out. RunError if the file is damaged."""
-    with raised_as(RunError, f"cannot read {path}: {{}}", OSError):
-        *lines, _ = path.read_bytes().split(b"\n")
-    rounds = []
-    for number, line in enumerate(lines, 1):
-        malformed = ValueError, TypeError, KeyError, AttributeError, RecursionError
-        with raised_as(RunError, f"line {number} of {path} is damaged: {{}}; restore the file", *malformed):
-            rounds.append(_round(json.loads(line)))
-    return rounds
-
-
-def _round(record: Mapping[str, Any]) -> RoundRecord:
-    clients = [int(client) for client in record["clients"]]
-    per_client = {
-        str(name): dict(zip(clients, map(_number, values), strict=True))
-        for name, values in record["per_client"].items()
-    }
-    return RoundRecord(
-        number=int(record["round"]),
-        seconds=float(record["seconds"]),
-        clients=clients,
-        left_out={int(client): str(why) for client, why in record["why"].items()},
-        metric=str(record["metric"]),
-        mean={str(name): _number(value) for name, value in record["mean"].items()},
-        per_client=per_client,
-        federation={str(name): _number(value) for name, value in record["federation"].items()},
-        bytes_up=float(record["bytes"]["up"]),
-        bytes_down=float(record["bytes"]["down"]),
-        is_summed="secure_aggregation" in record,
-    )
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
 def _signed(folder: Path, path: Path, run: str) -> tuple[Proposal | None, str]:
     """A run's proposal and what is wrong with it: as the server received it, or the coordinator wrote it."""
     for file in (path / SIGNED, folder / PROPOSALS / f"{run}.json"):
@@ -331,7 +278,9 @@ def _members(
     states = []
     for number in sorted(by_number.keys() | history.clients.keys()):
         member = by_number.get(number)
-        state = _about(number, member)
+        state = MemberState(number, f"client {number}", "", ABSENT)
+        if member is not None:
+            state = state._replace(name=member.name, fingerprint=fingerprint(member.key))
         if member is not None and member.key in roster.revoked:
             state = state._replace(state=REVOKED)
         elif number not in in_run and begun:
@@ -362,12 +311,6 @@ def _needed_replies(settings: Mapping[str, Any], selected: int) -> int:
     usual = selected if is_secure else (selected + 1) // 2
     needed = int(settings.get("network.min_replies") or usual)
     return max(needed, int(settings.get("secure.threshold") or 0)) if is_secure else needed
-
-
-def _about(number: int, member: Member | None) -> MemberState:
-    if member is None:
-        return MemberState(number, f"client {number}", "", ABSENT)
-    return MemberState(number, member.name, fingerprint(member.key), ABSENT)
 
 
 def _in_run(member: MemberState, history: RunHistory, is_running: bool) -> MemberState:

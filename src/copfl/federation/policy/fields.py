@@ -44,6 +44,7 @@ from copfl.settings.policy_lines import (
     ProductAtMost,
     Refused,
     RunName,
+    Simulated,
 )
 from copfl.settings.record import declared, declared_types
 
@@ -142,7 +143,7 @@ def _judged(
 ) -> Judged:
     """The value of a key beside the policy's line for it."""
     match setting.line:
-        case None:
+        case None | Simulated():
             return Judged(KEYS, NO_SETTING)
         case Refused(line, why):
             return Judged(line, why)

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 from copfl import foreign
 from copfl.errors import RunError, raised_as
-from copfl.federation.protocol.files import MALFORMED
 
 AUDIT = "audit.jsonl"  # in the folder of a server's run, and in a node's state-dir
 FIRST_PREVIOUS = "0" * 64  # the first line has no line before it
@@ -58,7 +57,10 @@ def append(
         durable: Whether the line is on disk when this returns.
         failed: The text of the error.
     """
-    with raised_as(RunError, failed.replace("{path}", str(path)), OSError, *MALFORMED), _opened(path) as file:
+    with (
+        raised_as(RunError, failed.replace("{path}", str(path)), OSError, *foreign.DAMAGE),
+        _opened(path) as file,
+    ):
         number, previous, torn = _last(file)
         # What stands after the last line break was cut off by a kill, or its line break was. It stays, whatever it is:
         # a chain from which something can be removed would prove nothing.
@@ -141,7 +143,7 @@ def verified(path: Path, noted: Sequence[str] = ()) -> Verified:
             # After a line that is none, the next one must say that a kill cut it off, and no other line may say so.
             is_intact = _is_whole(content) and cut == (fields["event"] == RECOVERED)
             previous, was_cut, cut = str(fields["hash"]), cut, False
-        except MALFORMED:
+        except foreign.DAMAGE:
             if cut:
                 problem = problem or f"line {number - 1}: it was changed"
             cut, previous = True, _hash(content)  # a kill cut it off, if the next line says so
@@ -173,7 +175,7 @@ def _is_whole(content: bytes) -> bool:
         hashed = {key: value for key, value in fields.items() if key != "hash"}
         is_hashed = fields["hash"] == _hash(json.dumps(hashed).encode())
         return bool(is_hashed and json.dumps(fields).encode() == content)
-    except MALFORMED:
+    except foreign.DAMAGE:
         return False
 
 
@@ -182,5 +184,5 @@ def _is_event(fields: Mapping[str, Any]) -> bool:
     try:
         datetime.datetime.fromisoformat(fields["at"])
         return isinstance(fields["event"], str) and isinstance(fields["hash"], str)
-    except MALFORMED:
+    except foreign.DAMAGE:
         return False

@@ -17,7 +17,6 @@ from copfl.errors import RunError, raised_as
 from copfl.files import locked, write_bytes
 
 T = TypeVar("T")
-MALFORMED = ValueError, TypeError, KeyError, AttributeError, RecursionError  # of a file that is damaged
 WAIT = 60.0  # seconds for another process that has a file
 
 
@@ -35,7 +34,7 @@ def stored(
         empty: Its content where there is no file; None: that is an error.
         damaged: The text of the error.
     """
-    with raised_as(RunError, damaged.replace("{name}", path.name), OSError, *MALFORMED):
+    with raised_as(RunError, damaged.replace("{name}", path.name), OSError, *foreign.DAMAGE):
         is_missing = empty is not None and not path.exists()
         return parse(empty if is_missing else foreign.read_json(path))
 

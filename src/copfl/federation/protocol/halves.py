@@ -16,7 +16,6 @@ from copfl.settings.federation import Federation
 
 HALVES, LOSSES = "halves", Field.LOSSES  # kinds of messages: the models of both halves, and a client's answer
 SAMPLES = "samples"  # a metric of a client, where its upload has it
-MESSAGE = "halves"  # in the record of a round: the SHA-256 of both models
 
 
 def first_clients(federation: Federation, round: int) -> frozenset[int]:

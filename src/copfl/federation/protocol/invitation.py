@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from copfl import foreign
 from copfl.data.contract.contract import Contract
 from copfl.errors import CopflError, UsageError, raised_as
 from copfl.federation.protocol.agreed_samples import completes, samples_of
-from copfl.federation.protocol.files import MALFORMED
 from copfl.federation.protocol.keys import PUBLIC, SigningKey, is_signed, statement
 from copfl.federation.protocol.messages import printable
 from copfl.federation.protocol.proposal import NAME, Proposal, is_same_setting, settings_in
@@ -134,7 +134,7 @@ def _invites(invitation: Invitation) -> bytes:
 
 def read(content: bytes) -> SignedInvitation:
     """The invitation in a file's content; UsageError if it is none, or was changed after it was signed."""
-    with raised_as(UsageError, "it is no invitation that can be used: {}", *MALFORMED, CopflError):
+    with raised_as(UsageError, "it is no invitation that can be used: {}", *foreign.DAMAGE, CopflError):
         if len(content) > MOST_BYTES:
             raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
         fields = json.loads(content)
@@ -237,7 +237,7 @@ class InvitationAnswer:
 
 def read_answer(content: bytes) -> InvitationAnswer:
     """The answer in a document; UsageError if it is none, or not signed by the key that it names."""
-    with raised_as(UsageError, "it is no answer to an invitation: {}", *MALFORMED, CopflError):
+    with raised_as(UsageError, "it is no answer to an invitation: {}", *foreign.DAMAGE, CopflError):
         if len(content) > MOST_ANSWER:
             raise ValueError(f"it has more than {MOST_ANSWER:,} bytes")
         fields = json.loads(content)

@@ -4,7 +4,7 @@ The door (`node.respond`) parses it for each message; from there on it is a fiel
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +84,6 @@ class NodeConfig:
             cohort_changes=changes,
             options=dict(options),
         )
-
-    def numbered(self, client: int) -> "NodeConfig":
-        """The configuration with the number that the client has in a run."""
-        return replace(self, client=client, options={**self.options, "client": client})
 
     @property
     def private_texts(self) -> list[str]:

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from copfl import foreign
 from copfl.errors import CopflError, UsageError, raised_as
-from copfl.federation.protocol.files import MALFORMED
 from copfl.federation.protocol.keys import PUBLIC, SigningKey, fingerprint, is_signed, statement
 from copfl.settings.federation import is_plain_name
 from copfl.settings.flat import flattened, nested
@@ -199,7 +199,7 @@ def from_text(text: object) -> SignedProposal:
 
 def read(content: bytes) -> SignedProposal:
     """The signed proposal in a file's content; UsageError if it is none, or not signed by its key."""
-    with raised_as(UsageError, "the proposal cannot be read: {}", *MALFORMED, CopflError):
+    with raised_as(UsageError, "the proposal cannot be read: {}", *foreign.DAMAGE, CopflError):
         fields = json.loads(content)
         if fields["format"] != FORMAT:
             raise ValueError(f"its format is {str(fields['format'])[:20]}, and this version reads {FORMAT}")

@@ -42,7 +42,8 @@ class ServerRound:
     means: dict[str, float | None] = field(default_factory=dict)  # of metrics known by their mean alone
     # What the server itself knows.
     per_client: dict[str, dict[int, float | None]] = field(default_factory=dict)
-    further: dict[str, Any] = field(default_factory=dict)  # fields of the round's record
+    secure_sum: dict[str, Any] = field(default_factory=dict)  # for the round's record; empty: there is none
+    halves: dict[str, Any] = field(default_factory=dict)  # for it too: of the messages about both halves
 
 
 class Uploads(Protocol):

@@ -28,9 +28,10 @@ from copfl.errors import CopflError, WireError
 from copfl.experiment.analysis import evidence
 from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.events import Event, Log, silent
-from copfl.federation.protocol.halves import HALVES, LOSSES, MESSAGE, SAMPLES, first_clients
+from copfl.federation.protocol.halves import HALVES, LOSSES, SAMPLES, first_clients
 from copfl.federation.protocol.messages import JOIN, Field, Reply, Transport, printable
 from copfl.federation.protocol.noise import epsilons, upload_noise
+from copfl.federation.protocol.round_record import RoundRecord
 from copfl.federation.protocol.secure_sum import SMALLEST_COHORT, Floats
 from copfl.federation.protocol.settings import TrainingSettings
 from copfl.federation.server.exchange import Exchange, ServerRound
@@ -104,7 +105,7 @@ class TrainingServer:
                 metrics |= self._epsilons(self.algorithm, len(now.reports))
             self.counted |= dict.fromkeys(now.reports, now.number)
             self.round += 1
-            record = _record(now, metrics, time.time() - started) | {"metric": self.task.metrics[0].name}
+            record = _record(now, self.task.metrics[0].name, metrics, time.time() - started).as_json()
             if self.decides and evidence.looks(self.round, self.federation.clients):
                 self._reweight([*self.folder.rounds()[: self.round - 1], record])
             counted = {str(client): n for client, n in self.counted.items()}
@@ -168,7 +169,7 @@ class TrainingServer:
         now.per_client[DIFFERENCE] = {client: answers.get(client) for client in now.reports}
         messages = {hashlib.sha256(packet.body).hexdigest() for packet in packets.values()}
         failed = {str(client): why for client, why in sorted(comparison.failures.items())}
-        now.further |= {MESSAGE: {"sha256": sorted(messages), "failed": failed}}
+        now.halves = {"sha256": sorted(messages), "failed": failed}
 
     def _losses(self, client: int, packet: Packet) -> float | None:
         """The difference of the losses that a client reports; None if it has none."""
@@ -272,7 +273,7 @@ class TrainingServer:
         check_metrics(means, self.task.metrics, max(ROUNDING, self.settings.rules.step))
         dtypes = [t.dtype for t in tree.leaves(self.like.total)]
         change = self._change_by(tree.narrow(sums.total, dtypes))
-        now.further["secure_aggregation"]["change"] = change
+        now.secure_sum["change"] = change
         now.total, now.dtypes, now.means = sums.total, dtypes, means
 
     def _change_by(self, total: Any) -> float:
@@ -351,31 +352,40 @@ def new_server(
     return TrainingServer(settings, exchange_of(settings, transport, folder, log, **options))
 
 
-def _record(now: ServerRound, metrics: dict[str, torch.Tensor], seconds: float) -> dict[str, Any]:
-    """The round as one line of JSON, with the keys of a simulated round."""
+def _record(now: ServerRound, metric: str, metrics: dict[str, torch.Tensor], seconds: float) -> RoundRecord:
+    """The round as a line of rounds.jsonl.
+
+    Args:
+        now: The round, which has ended.
+        metric: The primary one.
+        metrics: Of the server's step.
+        seconds: That it took.
+    """
     ids = sorted(now.reports)
     reported = {client: numbers(now.reports[client].get(Field.METRICS)) for client in ids}
     names = sorted({name for client in ids for name in reported[client]} - set(OWN))
-    per_client: dict[str, list[float | None]] = {n: [reported[c].get(n) for c in ids] for n in names}
-    per_client["bytes_up"] = [float(now.bytes_up[client]) for client in ids]
-    per_client["bytes_down"] = [float(now.bytes_down.get(client, 0)) for client in ids]
-    per_client |= {name: [values.get(client) for client in ids] for name, values in now.per_client.items()}
-    present = {name: [v for v in values if v is not None] for name, values in per_client.items()}
+    per_client: dict[str, dict[int, float | None]] = {n: {c: reported[c].get(n) for c in ids} for n in names}
+    per_client["bytes_up"] = {client: float(now.bytes_up[client]) for client in ids}
+    per_client["bytes_down"] = {client: float(now.bytes_down.get(client, 0)) for client in ids}
+    per_client |= {name: {c: values.get(c) for c in ids} for name, values in now.per_client.items()}
+    present = {name: [v for v in of.values() if v is not None] for name, of in per_client.items()}
     notes = {client: now.reports[client].get(Field.NOTE) for client in ids}
-    return {
-        "round": now.number + 1,
-        "clients": ids,
-        "federation": {name: wire.plain(float(value)) for name, value in sorted(metrics.items())},
+    return RoundRecord(
+        number=now.number + 1,
+        seconds=round(seconds, 3),
+        clients=ids,
+        left_out=now.failures,
+        metric=metric,
         # Nodes may report 1e308, and JSON has no infinite mean.
-        "mean": {n: wire.plain(sum(v) / len(v)) for n, v in sorted(present.items()) if v} | now.means,
-        "left_out": sorted(now.failures),
-        "why": {str(client): now.failures[client] for client in sorted(now.failures)},
-        "notes": {str(client): printable(note) for client, note in notes.items() if note},
-        "per_client": dict(sorted(per_client.items())),
-        "bytes": {"up": sum(now.bytes_up.values()), "down": sum(now.bytes_down.values())},
-        "seconds": round(seconds, 3),
-        **now.further,
-    }
+        mean={n: wire.plain(sum(v) / len(v)) for n, v in sorted(present.items()) if v} | now.means,
+        per_client=per_client,
+        federation={name: wire.plain(float(value)) for name, value in sorted(metrics.items())},
+        bytes_up=sum(now.bytes_up.values()),
+        bytes_down=sum(now.bytes_down.values()),
+        notes={client: printable(note) for client, note in notes.items() if note},
+        secure_aggregation=now.secure_sum or None,
+        halves=now.halves or None,
+    )
 
 
 def _model_of(message: Any) -> torch.Tensor:

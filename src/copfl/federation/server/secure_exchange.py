@@ -168,14 +168,14 @@ class SecureExchange(Exchange):
             return None
         for client in now.reports:  # a client that was lost after it sent its vector counts
             now.failures.pop(client, None)
-        now.further = {"secure_aggregation": {**stayed, "step": self.rules.step}}
+        now.secure_sum = {**stayed, "step": self.rules.step}
         return values
 
     def _without_result(self, now: ServerRound, why: str) -> ServerRound:
         text = f"round {now.number + 1} has no result: {why}"
         self.log(text, Event.NO_RESULT, round=now.number + 1, reason=printable(why))
         now.reports, now.total = {}, None
-        now.further = {"secure_aggregation": {"failed": why}}
+        now.secure_sum = {"failed": why}
         return now
 
     def connected(self, number: int, chosen: list[int], needed: int, until: float = math.inf) -> list[int]:

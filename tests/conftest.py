@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import gc
+import hashlib
 import os
+import pickle
 import signal
 import sys
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
 from unittest import mock
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing asks the hub; read when it is imported
@@ -88,6 +91,39 @@ def usual_engine() -> Iterator[None]:
     from copfl.engine import autotune
 
     with mock.patch.object(autotune, "seconds", return_value=0.0):
+        yield
+
+
+@pytest.fixture(scope="session")
+def rivals_once() -> Callable[..., Any]:
+    """What a site has alone, trained once for the same rows: many tests have the same small data."""
+    from copfl.rivals.site import site_rivals
+
+    known: dict[Any, Any] = {}
+
+    def once(rows: Any, kind: str, classes: int, metric: Any, effort: Any, seed: int) -> Any:
+        key = hashlib.sha256(pickle.dumps((rows, kind, classes, effort, seed))).digest(), metric
+        if key not in known:
+            known[key] = site_rivals(rows, kind, classes, metric, effort, seed)
+        return known[key]
+
+    return once
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_rivals(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a site has alone has few trees and one penalty, but where it is tested, and in the documents.
+
+    It took nine tenths of the time of tests of comparisons.
+    """
+    if {"rivals", "jobs"} & {*request.path.parts}:
+        yield
+        return
+    from copfl.experiment import rivals
+    from copfl.rivals import effort
+
+    few = mock.patch.multiple(effort, MOST_TREES=effort.FEWEST_TREES, LINEAR_SECONDS=0.0)
+    with few, mock.patch.object(rivals, "site_rivals", request.getfixturevalue("rivals_once")):
         yield
 
 

@@ -68,7 +68,7 @@ class Watch:
         finally:
             self.seen = None
             # An import statement is reported, and importlib.import_module is not.
-            found += [("import", name) for name in sys.modules if name not in before]
+            found += [("import", name) for name in sys.modules.keys() - before]
 
 
 WATCH = Watch()

@@ -6,6 +6,8 @@ Python's audit hook sees imports, executed code, programs, connections and files
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import hashlib
 import json
 import os
@@ -503,6 +505,14 @@ def test_random_bundles(world: World, mark: Path, tmp_path: Path) -> None:
             assert forbidden(seen, folder, tmp_path / "here") == []
 
 
+@pytest.fixture
+def one_toml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text of a run.toml is parsed once, and not for each version of a file beside it."""
+    parse = functools.cache(foreign.toml_of)
+    monkeypatch.setattr(foreign, "toml_of", lambda text: copy.deepcopy(parse(text)))
+
+
+@pytest.mark.usefixtures("one_toml")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that no run has
 @pytest.mark.parametrize(
     "file",
@@ -748,6 +758,15 @@ def test_a_path_stays_inside(tmp_path: Path) -> None:
     foreign.inside(tmp_path / "here", tmp_path / "here" / "base")
     (tmp_path / "sent" / "base" / "b").symlink_to(tmp_path / "sent" / "base" / "a")
     foreign.inside(tmp_path / "sent", tmp_path / "sent" / "base")
-    (tmp_path / "sent" / "base" / "c").symlink_to(tmp_path / "outside")
-    with pytest.raises(RunError, match="leads out of"):
-        foreign.inside(tmp_path / "sent", tmp_path / "sent" / "base")
+    for deep in ("c", "of/it/c"):
+        link = tmp_path / "sent" / "base" / deep
+        link.parent.mkdir(parents=True, exist_ok=True)
+        for target in (tmp_path / "outside", tmp_path, tmp_path / "nothing", "../" * 9 + "etc"):
+            link.symlink_to(target)
+            with pytest.raises(RunError, match="leads out of"):
+                foreign.inside(tmp_path / "sent", tmp_path / "sent" / "base")
+            link.unlink()
+        os.mkfifo(link)
+        with pytest.raises(RunError, match="a pipe or a device"):
+            foreign.inside(tmp_path / "sent", tmp_path / "sent" / "base")
+        link.unlink()

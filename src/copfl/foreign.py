@@ -4,10 +4,12 @@ Every command that opens a model, a run, a comparison, a record or a node's fold
 paths here. Code is never among what is read: see `copfl.settings.named_code`.
 """
 
+import contextlib
 import json
+import os
 import tomllib
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -115,9 +117,22 @@ def inside(folder: Path, path: Path) -> Path:
         path: A file or folder of it.
     """
     root = folder.resolve()
-    for place in (path, *path.rglob("*")) if path.is_dir() else (path,):
+    # A plain file or folder of a place inside is inside; what else there is may lead anywhere.
+    for place in (path, *_neither_file_nor_folder(path)):
         if not place.resolve().is_relative_to(root):
             raise RunError(f"{place} leads out of {folder}, to {place.resolve()}; take a complete copy")
         if place.exists() and not (place.is_file() or place.is_dir()):
             raise RunError(f"{place} is no file, but a pipe or a device; take a complete copy")
     return path
+
+
+def _neither_file_nor_folder(path: Path) -> Iterator[Path]:
+    """What is below a folder and is a link, a pipe or a device; links are not followed."""
+    folders = [path] if path.is_dir() else []
+    while folders:
+        with contextlib.suppress(PermissionError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+                elif not entry.is_file(follow_symlinks=False):
+                    yield Path(entry.path)

@@ -10,7 +10,7 @@ A difference of two methods varies with the clients and with the seeds, and so h
   it is that of a two-way model of clients and seeds (`TwoWay`).
 
 With one seed nothing is known of the next. What is said then is about these clients and this seed.
-The rates of coverage and of false positives are in tests/test_coverage.py.
+The rates of coverage and of false positives are in docs/statistics.md.
 """
 
 import math

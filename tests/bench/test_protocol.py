@@ -21,7 +21,7 @@ from copfl.bench.protocol import (
     measured,
 )
 from copfl.bench.rows import BenchRow
-from copfl.bench.settings import QUICK, SETTINGS, arrays
+from copfl.bench.settings import QUICK, SETTINGS, TABLE, BenchSetting, arrays
 from copfl.errors import DataError, UsageError
 from tests.bench.conftest import MINE
 
@@ -70,6 +70,18 @@ def test_an_output_that_is_not_finite_counts_as_zero(suite: Suite) -> None:
     broken = measured(BenchJob("fedavg", "hospitals", "mean", 1e30, 1, False), BenchMachine())
     assert broken.accuracy == [0.0] * 6
     assert broken.value == 0.0
+
+
+def test_a_client_that_was_absent_is_no_zero(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of six clients in a round, every second one evaluated: those that no round evaluated are in the end."""
+    settings = {"rounds": 4, "batch": 8, "participation": 1 / 3, "eval_every": 2, "save_models": False}
+    setting = BenchSetting("tumours", ("by_group", {}), 0, 4, TABLE, {"run": settings})
+    monkeypatch.setitem(SETTINGS, "hospitals", setting)
+    found = measured(BenchJob("fedavg", "hospitals", "mean", 1e-2, 1, False), BenchMachine())
+    assert min(value for value in found.accuracy if value is not None) > 0.2
+    assert None not in found.accuracy
+    broken = measured(BenchJob("fedavg", "hospitals", "mean", 1e30, 1, False), BenchMachine())
+    assert 0.0 in broken.accuracy  # of those whose training diverged
 
 
 def test_steps_that_an_algorithm_refuses_are_left_out(rows: dict[str, BenchRow]) -> None:

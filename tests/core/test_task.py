@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from copfl import models
 from copfl.core import task
 from copfl.core.augment import crop_and_flip
-from copfl.core.criteria import next_token
-from copfl.core.evaluation import primary_metrics
+from copfl.core.criteria import CRITERIA, next_token
+from copfl.core.evaluation import on_host_arrays, primary_metrics
 from copfl.core.metrics import METRICS
 from copfl.core.task import Batch, Data, Experts, task_of
 from copfl.errors import UsageError
@@ -398,6 +398,30 @@ def test_a_sequence_without_a_target_token_is_in_no_mean() -> None:
     of_blank, of_all, of_two = primary_metrics(accuracy, w, [blank, with_blank, without])
     assert np.isnan(of_blank)
     assert of_all == of_two
+
+
+@pytest.mark.parametrize("kind", ["classification", "multilabel", "next_token"])
+def test_an_accuracy_is_one_number_wherever_it_is_computed(kind: str) -> None:
+    """With the model, from collected predictions, and for many clients; sequences may have no target token."""
+    torch.manual_seed(0)
+    n, words = 40, 5
+    x, y = torch.randn(n, 3), torch.randint(words, (n,))
+    model: nn.Module = nn.Linear(3, words)
+    if kind == "multilabel":
+        y = (torch.rand(n, words) > 0.5).float()
+    if kind == "next_token":
+        x, y = torch.randint(words, (n, 7)), torch.randint(words, (n, 7))
+        y[torch.arange(7) >= torch.randint(8, (n, 1))] = -100
+        assert ((y == -100).all(1)).any()
+        model = nn.Sequential(nn.Embedding(words, 4), nn.Linear(4, words))
+    accuracy = METRICS["accuracy"]
+    task = task_of(model, words, criterion=CRITERIA[kind](), metrics=[accuracy], dtype=torch.float64)
+    data = Data(x, y, torch.tensor(n - 3))  # the rest is padding
+    scores = task.scores(task.initial, data)
+    with_model = float(scores.score)
+    predictions = torch.cat(scores.predictions)[: n - 3]
+    assert float(accuracy.of(*on_host_arrays(task, predictions, y[: n - 3]))) == pytest.approx(with_model)
+    assert primary_metrics(task, task.initial, [data]) == pytest.approx([with_model])
 
 
 class Dropping(nn.Module):

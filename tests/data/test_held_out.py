@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ from copfl.data.tables.columns import DataTable, cell_hashes, column_of, times_o
 from copfl.data.tables.tables import from_tables
 from copfl.errors import DataError
 from copfl.rivals.estimators import folds_of
+from copfl.settings.user_code import as_dataset
 
 law = settings(max_examples=10, deadline=None)
 Rows = dict[str, NDArray[Any]]
@@ -158,6 +160,34 @@ def of_jsonl(folder: Path, x: Any, y: Any) -> Dataset:
     return load(folder / "a.jsonl", target="y")
 
 
+def of_parquet(folder: Path, x: Any, y: Any) -> Dataset:
+    frame(x, y).to_parquet(folder / "a.parquet")
+    return load(folder / "a.parquet", target="y")
+
+
+def of_leaf(folder: Path, x: Any, y: Any) -> Dataset:
+    """A file of two users, without a test part of their own."""
+    halves = {"ann": slice(None, 60), "bob": slice(60, None)}
+    of_users = {name: {"x": x[rows].tolist(), "y": y[rows].tolist()} for name, rows in halves.items()}
+    content = {"users": [*halves], "num_samples": [60, 60], "user_data": of_users}
+    (folder / "a.json").write_text(json.dumps(content))
+    return load(folder / "a.json")
+
+
+def of_hub(folder: Path, x: Any, y: Any) -> Dataset:
+    """A folder, which the package of the hub reads as it reads the hub; it has no test part."""
+    pytest.importorskip("datasets")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("datasets.config.HF_DATASETS_CACHE", folder / "cache")
+        (folder / "hub").mkdir()
+        frame(x, y).to_json(folder / "hub" / "train.jsonl", orient="records", lines=True)
+        return load(f"hf:{folder / 'hub'}", target="y")
+
+
+def frame(x: Any, y: Any) -> pd.DataFrame:
+    return pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "y": y})
+
+
 def of_test_file(folder: Path, x: Any, y: Any) -> Dataset:
     """The last third is a file of test rows; some of them are train rows, too."""
     files = [folder / "train.csv", folder / "test.csv"]
@@ -181,6 +211,14 @@ LOADED: dict[str, Callable[[Path, Any, Any], Dataset]] = {
     ),
     ".npz": of_npz,
     ".csv": of_csv,
+    ".parquet": of_parquet,
+    "a data frame": lambda _, x, y: as_dataset(frame(x, y), target="y"),
+    "data frames of sites": lambda _, x, y: as_dataset(
+        {"north": frame(x[:60], y[:60]), "south": frame(x[60:], y[60:])}, target="y"
+    ),
+    "a data frame and its targets": lambda _, x, y: as_dataset((frame(x, y)[["a", "b"]], frame(x, y)["y"])),
+    "LEAF": of_leaf,
+    "the hub": of_hub,
     ".jsonl": of_jsonl,
     "a file of test rows": of_test_file,
 }

@@ -226,12 +226,20 @@ def measured(job: BenchJob, machine: BenchMachine) -> MeasuredRun:
 
 
 def _accuracy(result: Result) -> Numbers:
-    """Each client's mean over its last evaluations; an output that is not finite counts as 0."""
+    """Each client's mean over its last evaluations; an output that is not finite counts as 0.
+
+    A round counts for the clients that took part in it. Who was in none has the value of the model that it gets.
+    """
     partition = result.experiment.federation.partition
     is_tested = np.array([len(test_samples) > 0 for test_samples in partition.test])
     is_malicious = np.nan_to_num(result.metric_or_nan("malicious")).any(0)
-    values = np.where(is_tested & ~is_malicious, np.nan_to_num(result.accuracy), math.nan)
-    return last_evaluations(values)
+    evaluated = ["accuracy" in record["per_client"] for record in result.records]
+    took_part = ~np.isnan(result.metric("healthy")[evaluated])
+    found = last_evaluations(np.where(took_part, np.nan_to_num(result.accuracy[evaluated]), math.nan))
+    if (final := result.final_evaluation) is not None:
+        found = final.completed(found, "accuracy")
+        found[final.clients] = np.nan_to_num(found[final.clients])
+    return np.where(is_tested & ~is_malicious, found, math.nan)
 
 
 def as_json(run: MeasuredRun) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from copfl.core.optim import Optimizer, begin
 from copfl.core.task import Data, Task
 from copfl.core.train import train
 from copfl.data.clients.federation import tensors
-from copfl.data.held_out import split_off
+from copfl.data.held_out import split_off, without_tested
 from copfl.data.samples import Samples
 from copfl.errors import DataError, UsageError, at_least
 from copfl.experiment.bundle.bundle import Bundle, load
@@ -108,7 +108,10 @@ class Personalisation:
         samples = Samples(found.x, targets_of(found.y), None, found.unit, found.time)
         if found.test is not None:
             x_test, y_test = found.test
-            return samples, Samples(x_test, targets_of(y_test)), found.notes
+            own, test, warning = without_tested(
+                samples, Samples(x_test, targets_of(y_test)), are_marked=False
+            )
+            return own, test, [*found.notes, *filter(None, [warning])]
         own, test, how = split_off(samples)
         return own, test, [*found.notes, how]
 

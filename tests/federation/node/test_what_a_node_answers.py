@@ -53,7 +53,7 @@ def test_the_table_has_what_the_code_answers() -> None:
 
 def test_the_log_has_a_word_for_all_that_leaves() -> None:
     of_halves = {Field.LOSSES} if (False, HALVES) in secure_update.UPDATES else set()
-    kinds = {"upload", *PHASES, Field.STATISTICS, Field.NEW_CLIENT, *of_halves}
+    kinds = {"upload", *PHASES, Field.STATISTICS, Field.NEW_CLIENT, Field.EVALUATED, *of_halves}
     assert kinds == set(audit_log.WHAT_LEAVES)
 
 
@@ -69,7 +69,7 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "new clients": CONFIG | {"session.join": 1},
 }
-KINDS = ("down", HALVES, *PHASES, "upload", "server", "client", "", "number")
+KINDS = ("down", HALVES, Field.FINAL, *PHASES, "upload", "server", "client", "", "number")
 
 
 @pytest.mark.parametrize("run", RUNS)

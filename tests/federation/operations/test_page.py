@@ -71,6 +71,24 @@ def section(document: Document, name: str) -> Section:
     return next(section for section in document.sections if section.name == name)
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0.5, "After the last round accuracy is 50.0 % in the mean of 2 of 3 members"),
+        (None, "The last evaluation has 2 of 3 members"),
+    ],
+)
+def test_the_page_says_whom_the_last_evaluation_has(value: float | None, said: str, tmp_path: Path) -> None:
+    state = ServerState(tmp_path / "clinic", rounds=1)
+    state.start()
+    state.begin_round(1)
+    state.end_round(1)
+    assert not section(page_of(state.app), "curves").notes
+    state.log("evaluated", metric="accuracy", clients=2, of=3, **({} if value is None else {"value": value}))
+    (note,) = section(page_of(state.app), "curves").notes
+    assert note.startswith(said)
+
+
 def test_the_numbers_are_those_of_the_rounds(written: dict[str, Written]) -> None:
     app, lines = written["plain"]
     found = page_of(app)

@@ -21,8 +21,10 @@ from copfl.engine.mapping import sequential
 from copfl.engine.rounds import State
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import DataError, RunError, UsageError, WireError
-from copfl.federation.node import update
+from copfl.experiment import final, records
+from copfl.federation.node import secure_update, update
 from copfl.federation.node.data import node_data
+from copfl.federation.node.incoming import message_like
 from copfl.federation.node.records import ClientRecords
 from copfl.federation.protocol.events import silent
 from copfl.federation.protocol.messages import TRAIN
@@ -32,7 +34,7 @@ from copfl.federation.server.registry import Registry
 from copfl.federation.server.rounds import new_server
 from copfl.parts.server_steps import SERVER_STEPS
 from copfl.settings import named_code
-from copfl.wire import Packet
+from copfl.wire import Head, Packet
 from tests.federation.network import (
     CONFIG,
     DirectTransport,
@@ -152,6 +154,56 @@ def test_a_round_may_ask_some_clients_only(federation: FederatedData, tmp_path: 
     records, server, *_ = play(config, write_nodes(federation, tmp_path / "n"), tmp_path / "runs")
     assert all(len(r["clients"]) == 2 for r in records)
     assert farthest(server, simulated(settings_of(config), federation).server) <= 1e-5
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_after_the_last_round_who_was_not_evaluated_is(every: int, tmp_path: Path) -> None:
+    """To the values of a simulation's `final.json`; one member keeps its metrics."""
+    config = for_algorithm("fedper") | {"run.clients": 6, "run.participation": 1 / 3, "run.eval_every": every}
+    config |= {"network.min_replies": 2, "task.metrics": "accuracy,auc"}
+    federation, settings = digits(6), settings_of(config)
+    state = begin(settings.algorithm, settings.task, 6)
+    simulation = Simulation(settings.algorithm, settings.task, federation, sequential(), seed=0, batch=256)
+    rounds = simulate(simulation, state, rounds=2, participation=1 / 3, eval_every=every)
+    expected = final.evaluated(simulation, state, settings.run.run, [records.as_record(r) for r in rounds])
+    assert expected is not None
+    silent_one, *others = expected.clients
+    assert others
+    nodes = write_nodes(federation, tmp_path / "nodes")
+    nodes[silent_one]["metrics"] = False
+    played = play(config, nodes, tmp_path / "runs")
+    found = final.read(tmp_path / "runs" / "test", 2, 6)
+    assert found is not None
+    assert (found.clients, found.never_trained) == (others, expected.never_trained)
+    for name in ("accuracy", "auc", "test_loss", "accuracy_global"):
+        np.testing.assert_allclose(found.values[name], expected.values[name][1:], atol=1e-6)
+    asked = [json.loads(packet.head) for _, _, packet in played.transport.sent]
+    assert [head["client"] for head in asked if head.get("kind") == "final"] == expected.clients
+    assert "in the mean of 5 of 6 clients" in played.log[-1]
+    for client, accuracy in zip(expected.clients, expected.values["accuracy"], strict=True):
+        kept_scores = copfl.load(nodes[client]["state-dir"]).description.scores  # its bundle is of this model
+        assert {s.metric: s.value for s in kept_scores}["accuracy"] == pytest.approx(accuracy, abs=1e-6)
+    # A run that goes on with more rounds begins with the same model, and trains on it.
+    more = play(config | {"run.rounds": 3, "session.resume": True}, nodes, tmp_path / "runs")
+    assert [record["round"] for record in more.records] == [3]
+
+
+def test_after_the_last_round_a_node_evaluates_one_model(federation: FederatedData, tmp_path: Path) -> None:
+    config = for_algorithm("fedper") | {"run.rounds": 1, "run.participation": 0.5, "network.min_replies": 1}
+    nodes = write_nodes(federation, tmp_path / "nodes")
+    played = play(config, nodes, tmp_path / "runs")
+    asked = [(number, packet) for number, _, packet in played.transport.sent if '"final"' in packet.head]
+    assert asked
+    (number, packet), settings = asked[0], played.transport.settings
+    node, head = node_of(nodes[number - 100]), Head("final", "test", settings.layout, 1, number - 100)
+    assert secure_update.round_answer(settings, node, packet) in played.transport.received
+    opened = wire.decode(packet, message_like(settings, head.client), head)
+    other = wire.encode(tree.each(lambda t: t + 1, opened.record), head, about=opened.about)
+    with pytest.raises(WireError, match="asked for round 2 with another model"):
+        secure_update.round_answer(settings, node, other)
+    earlier = wire.encode(opened.record, head._replace(round=0), about=opened.about)
+    with pytest.raises(WireError, match="the run ends after 1"):
+        secure_update.round_answer(settings, node, earlier)
 
 
 @pytest.mark.parametrize(("name", "limit"), [("fp16", 0.001), ("bf16", 0.004)])

@@ -5,7 +5,7 @@ Its modules:
     respond, acceptance           the door; which proposals are accepted
     node, worker                  the node and its answer as records; the process that answers
     resident, incoming            what stays in memory between messages; what is checked of a message first
-    update, join                  the answers of a training, and of a new client
+    update, final, join           the answers of a training, after its last round, and of a new client
     secure_update, statistics     what is added up in secure sums; secure_phases has the phases of one
     data, known_data              the samples; by which names the node remembers them
     ledger, secure_memory, audit_log  what was given away of the data, with whom it was added up, what left

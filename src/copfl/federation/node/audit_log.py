@@ -22,6 +22,7 @@ WHAT_LEAVES = {
     "consistent": "signature",
     "revealed": "sum share",
     Field.NEW_CLIENT: "metrics",
+    Field.EVALUATED: "metrics",
     Field.LOSSES: "losses",
     Field.STATISTICS: "statistics",
 }

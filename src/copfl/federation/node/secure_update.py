@@ -18,6 +18,7 @@ from copfl.core.payload import innermost
 from copfl.errors import WireError
 from copfl.federation.node import update
 from copfl.federation.node.data import LoadData, node_data
+from copfl.federation.node.final import evaluate_after_rounds
 from copfl.federation.node.halves import compare_halves
 from copfl.federation.node.incoming import decode, head_of
 from copfl.federation.node.node import Node
@@ -133,10 +134,11 @@ def _in_sum(settings: TrainingSettings, node: Node, packet: Packet, load_data: L
     return added_up(settings, node, packet, UpdateSummand(load_data))
 
 
-# By whether aggregation is secure, and the kind of the message: all that a node answers in a round.
+# By whether aggregation is secure, and the kind of the message: all that a node answers in a round, and after the last.
 UPDATES: dict[tuple[bool, str], Callable[[TrainingSettings, Node, Packet, LoadData], Packet]] = {
     (False, "down"): _plain_update,
     (False, HALVES): compare_halves,
+    (False, Field.FINAL): evaluate_after_rounds,
     **{(True, kind): _in_sum for kind in KINDS},
 }
 

@@ -110,11 +110,7 @@ def train(settings: TrainingSettings, node: Node, packet: Packet, load_data: Loa
     if head.round == settings.federation.rounds:  # new clients are fitted then, and nobody trains
         raise WireError(f"it is of round {head.round}, and the run has {head.round} rounds")
     records, counted = ClientRecords(node.folder, head.run), int(fields.get(Field.COUNTED, -1))
-    client, note, rounds = settings.algorithm.client_init(settings.task), "", records.rounds()
-    if counted in rounds:
-        client = records.load(head._replace(kind="client", round=counted), client)
-    elif counted >= 0:
-        note = f"started again: it has no record of round {counted + 1}; was its state-dir changed?"
+    client, note = start_of(settings, records, head, counted)
     records.ask(head.round, packet.body, counted, may_return=settings.federation.session.rollback)
     data = load_data(settings, node.numbered(head.client))
     algorithm, task = settings.algorithm, data.task
@@ -254,3 +250,20 @@ def plan_of(
         augment=settings.federation.augment,
     )
     return tree.row(order, 0)
+
+
+def start_of(settings: TrainingSettings, records: ClientRecords, head: Head, counted: int) -> tuple[Any, str]:
+    """The record after the last counted upload, and a note if it is missing.
+
+    Args:
+        settings: The federation's.
+        records: The client's.
+        head: Of the server's message.
+        counted: The last round of this client that the server counted; -1: none.
+    """
+    initial, rounds = settings.algorithm.client_init(settings.task), records.rounds()
+    if counted < 0:
+        return initial, ""
+    if counted not in rounds:
+        return initial, f"started again: it has no record of round {counted + 1}; was its state-dir changed?"
+    return records.load(head._replace(kind="client", round=counted), initial), ""

@@ -51,6 +51,7 @@ class RunHistory:
     current: CurrentRound | None = None
     refused: dict[str, str] = field(default_factory=dict)  # node that is no client -> why
     last_error: Mapping[str, Any] | None = None
+    evaluated: Mapping[str, Any] | None = None  # the event after the last round, with partial participation
 
     def state(self, *, is_running: bool) -> str:
         """What can be said after "the run"."""
@@ -96,5 +97,7 @@ def _add(history: RunHistory, event: Mapping[str, Any]) -> None:
         history.rounds[int(event["round"])], history.current = event, None
         for number in set(map(int, event["accepted"])) & history.clients.keys():
             history.clients[number].last_round = int(event["round"])
+    elif kind == Event.EVALUATED:
+        history.evaluated = event
     elif kind == Event.REFUSED:
         history.refused[event["node"]] = event["reason"]

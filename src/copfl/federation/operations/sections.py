@@ -52,7 +52,7 @@ def sections(watched: Watched) -> Iterator[Section]:
             capital(metric.title),
             f"Which {metric.title} do the members' models have?",
             list(_curves(watched, metric)),
-            notes=hidden,
+            notes=[*hidden, *_last_evaluation(watched, metric)],
         )
         yield Section(
             "rounds",
@@ -79,6 +79,20 @@ def sections(watched: Watched) -> Iterator[Section]:
             notes=[NO_INTERVAL] if scores else hidden or ["The algorithm of this run gives no weights."],
         )
     yield Section("log", "Log", "What is in the audit log?", [], [_log(watched)])
+
+
+def _last_evaluation(watched: Watched, metric: MetricInfo) -> Iterator[str]:
+    """Of how many members the last evaluation is; nothing where every round has all."""
+    if (event := watched.history.evaluated) is None:
+        return
+    value, of = event.get("value"), f"{event.get('clients')} of {event.get('of')} members"
+    if value is None:
+        yield f"The last evaluation has {of}: those of the last round, as the others have no value."
+    else:
+        yield (
+            f"After the last round {metric.title} is {metric.text(value)}{metric.unit} in the mean of {of}; "
+            "who was in no evaluated round was evaluated then."
+        )
 
 
 def _curves(watched: Watched, metric: MetricInfo) -> Iterator[Chart]:

@@ -20,6 +20,7 @@ class Event:
     REJECTED = "rejected"
     NO_RESULT = "no_result"  # of a secure sum
     ROUND_ENDED = "round_ended"
+    EVALUATED = "evaluated"  # after the last round: whom the last evaluation has
     NEW_CLIENT = "new_client"
     STATISTICS = "statistics"  # a pass over all members, for the encoders
     ENDED = "ended"

@@ -48,6 +48,8 @@ class Field:
     STATISTICS = "statistics"  # from a client: its masked vector is of statistics
     LOSSES = "losses"  # from a client: with the models of the two halves of a round
     NEW_CLIENT = "new_client"  # the kind of a new client's answer
+    FINAL = "final"  # the kind of the message after the last round, to a member that no round evaluated
+    EVALUATED = "evaluated"  # the kind of its answer
 
 
 class Message(NamedTuple):

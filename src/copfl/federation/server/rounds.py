@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from copfl import wire
@@ -23,9 +24,12 @@ from copfl.core.batches import choose
 from copfl.core.evaluation import is_evaluated
 from copfl.core.halves import DIFFERENCE, HALF
 from copfl.core.metrics import Metric
-from copfl.core.payload import innermost
+from copfl.core.payload import innermost, nbytes
 from copfl.errors import CopflError, WireError
+from copfl.experiment import final
 from copfl.experiment.analysis import evidence
+from copfl.experiment.final import FinalEvaluation
+from copfl.experiment.records import latest
 from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.events import Event, Log, silent
 from copfl.federation.protocol.halves import HALVES, LOSSES, SAMPLES, first_clients
@@ -125,6 +129,51 @@ class TrainingServer:
                 wire.encode(self.state, self.exchange.head("server", self.round), about=fields), record
             )
             yield record
+        self._evaluate_the_others()
+
+    def _evaluate_the_others(self) -> None:
+        """Asks the members that no round evaluated for the metrics of the model that each gets.
+
+        With secure sums nobody is asked alone, and the log says how many the last evaluation has.
+        """
+        federation, every = self.federation, self.settings.run.run.eval_every
+        clients, lines, primary = federation.clients, self.folder.rounds(), self.task.metrics[0]
+        if federation.selected == clients:
+            return
+        if federation.secure.aggregation:
+            count = len(lines[-1]["clients"])
+            text = f"the last evaluation is the mean of {count} of {clients} clients, those of the last round"
+            self.log(text, Event.EVALUATED, metric=primary.name, clients=count, of=clients)
+            return
+        evaluated = [line for line in lines if is_evaluated(line["round"] - 1, federation.rounds, every)]
+        known, trained = ({n for line in some for n in line["clients"]} for some in (evaluated, lines))
+        packets = {}
+        for client in sorted({*range(clients)} - known):
+            if client in trained or nbytes(self._received(client), of=self.task.initial.dtype):
+                packets[client] = self.down(client, kind=Field.FINAL)
+        answers = self.exchange.ask(ServerRound(self.round), Field.FINAL, packets, self._final_metrics)
+        found = {client: values for client, values in sorted(answers.items()) if values}
+        columns = sorted({name for values in found.values() for name in values})
+        values = {name: np.array([of.get(name) for of in found.values()], np.float64) for name in columns}
+        last = FinalEvaluation(self.round, [*found], values, sorted({*range(clients)} - trained))
+        final.write(last, self.folder.path)
+        whole = last.completed(latest(lines, primary.name, clients), primary.name)
+        present = whole[~np.isnan(whole)]
+        mean = float(present.mean()) if len(present) else None
+        text = f"after the last round {primary.title} is {primary.text(mean)}{primary.unit} in the mean of "
+        text += f"{len(present)} of {clients} clients. {final.in_words(last, [*map(str, range(clients))])}"
+        fields = {"metric": primary.name, "value": mean, "clients": len(present), "of": clients}
+        self.log(text, Event.EVALUATED, **fields)
+
+    def _final_metrics(self, client: int, packet: Packet) -> dict[str, float | None]:
+        """The metrics that a member reports after the last round; none where its policy keeps them."""
+        reported = wire.decode(packet, (), self.exchange.head(Field.EVALUATED, self.round, client)).about
+        check_metrics(reported, self.task.metrics)
+        return numbers(reported)
+
+    def _received(self, client: int) -> Any:
+        """What this client receives at the beginning of the next round."""
+        return received(self.algorithm, self.state, torch.tensor(client))
 
     def _reweight(self, lines: list[dict[str, Any]]) -> None:
         """Takes their weight from the clients that these rounds show to do harm."""
@@ -189,23 +238,22 @@ class TrainingServer:
         epsilons_now = epsilons(algorithm, [*earlier, answers], secure=self.federation.secure.aggregation)
         return {name: torch.tensor(value, dtype=torch.float64) for name, value in epsilons_now.items()}
 
-    def down(self, client: int, **further: Any) -> Packet:
+    def down(self, client: int, *, kind: str = "down", **further: Any) -> Packet:
         """The message to one client: the global model, the last counted round, and the known masks.
 
         Args:
             client: The receiver.
+            kind: Of the message.
             further: Fields that the message has as well.
         """
-        record = received(self.algorithm, self.state, torch.tensor(client))
         masks = self.folder.masks(client, self.upload)
         fields = {
             Field.COUNTED: self.counted.get(client, -1),
             Field.KNOWN_MASKS: {path: wire.fingerprint(mask) for path, mask in masks.items()},
             **further,
         }
-        return wire.encode(
-            record, self.exchange.head("down", self.round, client), self.federation.network.wire, about=fields
-        )
+        head = self.exchange.head(kind, self.round, client)
+        return wire.encode(self._received(client), head, self.federation.network.wire, about=fields)
 
     def add(self, now: ServerRound, client: int, packet: Packet) -> None:
         """Adds an upload to the round's total; WireError if it is invalid.

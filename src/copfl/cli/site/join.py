@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from copfl.federation.operations.joining import JoinedSite
 
 RETRY = 3.0  # seconds between two attempts to reach the server
+Settings = Annotated[
+    list[str] | None,
+    option("Training", "Another key of the node, such as threads=4, which is kept; repeatable.", "--set -s"),
+]
 SiteFolder = Annotated[Path, argument("The folder that `copfl site join` made, such as north.")]
 
 
@@ -41,10 +45,7 @@ def join(
     systemd: Annotated[
         bool, option("Output", "Write a unit of systemd instead of running the node here.", "--systemd")
     ] = False,
-    settings: Annotated[
-        list[str] | None,
-        option("Training", "Another key of the node, such as threads=4; repeatable.", "--set -s"),
-    ] = None,
+    settings: Settings = None,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
 ) -> None:
@@ -92,12 +93,18 @@ def join(
     _serve(site, log_format, log_level)
 
 
-def start(*, folder: SiteFolder, log_format: LogFormat = None, log_level: LogLevel = None) -> None:
+def start(
+    *,
+    folder: SiteFolder,
+    settings: Settings = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
+) -> None:
     """Run the node again, after a restart of this machine."""
     require_flower()
     from copfl.federation.operations import joining
 
-    site = joining.read(folder)
+    site = joining.with_options(joining.read(folder), app_config(settings))
     if site.has_left:
         raise UsageError(
             f"{folder} has left {site.invitation.federation}; to return, ask for a new invitation"
@@ -193,6 +200,10 @@ def _sent(site: "JoinedSite", document: bytes) -> str:
                 print(f"copfl: {error}. This waits for it", file=sys.stderr, flush=True)
             told = True
             time.sleep(RETRY)
+        except UsageError as error:  # the server refuses this invitation, or this key
+            raise UsageError(
+                f"{error}. With its new file: copfl site join FILE --data {site.options['data']}"
+            ) from error
         except CopflError as error:
             raise UsageError(f"{error}. Afterwards: copfl site start {site.folder}") from error
 

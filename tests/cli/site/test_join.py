@@ -161,6 +161,9 @@ def test_another_server_or_none_loses_nothing(clinic: Clinic, monkeypatch: pytes
     done = clinic.call("site", "start", clinic.folder / "north")
     assert done.err.count("ask the coordinator whether it runs. This waits for it") == 1
     assert len(clinic.started) == 1
+    answered, _ = joining.answer(joining.read(clinic.folder / "north"))
+    assert f"your words are:  {answered.words}" in done.out  # they can be read out before the server is there
+    assert f"send it the file {clinic.folder / 'north' / joining.ANSWER}" in done.out
 
 
 def test_who_has_the_file_of_another_federation_names_another_folder(clinic: Clinic) -> None:

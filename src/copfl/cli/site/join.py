@@ -176,7 +176,7 @@ def _answer(site: "JoinedSite") -> None:
     compared = joining.checked(site.invitation, str(site.options["data"]))
     answered, document = joining.answer(site, compared)
     with stoppable(f"`copfl site start {site.folder}` continues"):
-        state = _sent(site, document)
+        state = _sent(site, document, answered.words)
     if compared is not None and not compared.fits:
         raise UsageError(
             f"{site.options['data']} does not fit the contract: {'; '.join(compared.problems)}. Correct the file, "
@@ -187,9 +187,16 @@ def _answer(site: "JoinedSite") -> None:
         print("The node waits until the coordinator has entered them.", flush=True)
 
 
-def _sent(site: "JoinedSite", document: bytes) -> str:
-    """`_send`, which waits for a server that is not there yet."""
+def _sent(site: "JoinedSite", document: bytes, words: str) -> str:
+    """`_send`, which waits for a server that is not there yet.
+
+    Args:
+        site: The one that answers.
+        document: Its answer.
+        words: Of its key, which the coordinator can hear meanwhile.
+    """
     from copfl.federation.machines.admission import NotThere
+    from copfl.federation.operations.joining import ANSWER
 
     told = False
     while True:
@@ -198,6 +205,8 @@ def _sent(site: "JoinedSite", document: bytes) -> str:
         except NotThere as error:
             if not told:
                 print(f"copfl: {error}. This waits for it", file=sys.stderr, flush=True)
+                print(f"If the coordinator has not entered them yet, your words are:  {words}")
+                print(f"Without a way to its server, send it the file {site.folder / ANSWER}", flush=True)
             told = True
             time.sleep(RETRY)
         except UsageError as error:  # the server refuses this invitation, or this key

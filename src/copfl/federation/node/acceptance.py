@@ -83,7 +83,8 @@ def _require_consent(policy: Policy, config: NodeConfig, signed: SignedProposal)
     is_approved = (folder / APPROVED.format(proposal.digest)).exists()
     if not is_approved and (refused := _needs_approval(policy, config, proposal)):
         _keep_pending(folder, signed)
-        why = f"{refused.why}its owner has not approved the proposal {proposal.digest[:16]} (copfl site approve shows it)"
+        name = f"{proposal.digest[:16]} (copfl site approve shows it)"
+        why = f"{refused.why}its owner has not approved the proposal {name}"
         raise PolicyError((Refusal(refused.line, why),))
     _remember_members(folder, proposal)
     if not set(revoked_keys).issuperset(proposal.revoked):

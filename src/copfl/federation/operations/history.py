@@ -84,6 +84,8 @@ def _add(history: RunHistory, event: Mapping[str, Any]) -> None:
     elif kind in (Event.JOINED, Event.LEFT):
         client = history.clients.setdefault(int(event["client"]), ClientHistory())
         client.is_connected, client.node, client.since = kind == Event.JOINED, event["node"], at
+        if kind == Event.JOINED:  # its owner has approved the run meanwhile
+            history.refused.pop(event["node"], None)
     elif kind == Event.ROUND_STARTED:
         history.current = CurrentRound(int(event["round"]), at, list(map(int, event["clients"])))
     elif kind in (Event.ACCEPTED, Event.REJECTED):

@@ -58,7 +58,7 @@ def document_of(watched: Watched) -> Document:
         subtitle=f"{_who(watched)}; as of {watched.at:%Y-%m-%d %H:%M:%S}, all times are UTC",
         conclusion=state,
         tiles=_tiles(watched),
-        tables=[*_invited(watched), *_members(watched)],
+        tables=[*_invited(watched), *_members(watched), *_refused(watched)],
         notes=[f"{capital(remark)}." for remark in watched.remarks],
         facts=_facts(watched),
         sections=list(sections(watched)) if watched.run else [],
@@ -124,6 +124,10 @@ def _waiting(watched: Watched) -> str:
     waited = [member for member in watched.members if member.is_waited_for]
     if not waited:
         return "Every upload has arrived; the server adds them up."
+    if refused := len(watched.history.refused):
+        return (
+            f"It waits: {refused} node{'s take' if refused > 1 else ' takes'} no part, for the reason below."
+        )
     names = listed([f"{member.name} ({_how(member, watched.at)})" for member in waited], NAMED)
     answered = [member.name for member in watched.members if member.state == ANSWERED]
     has = "has" if len(answered) == 1 else "have"
@@ -204,12 +208,20 @@ def _members(watched: Watched) -> Iterator[Table]:
         )
     present = ["since", "waited for"] if watched.is_running else []
     head = ["member", "state", *present, "last answer", "last counted in round", "fingerprint of its key"]
-    notes = [f"{len(watched.roster.revoked)} keys are revoked"] if watched.roster.revoked else []
-    notes += [
-        f"Node {node} was refused: {why}" for node, why in list(watched.history.refused.items())[-NAMED:]
-    ]
+    revoked = len(watched.roster.revoked)
+    notes = [f"{revoked} key{' is' if revoked == 1 else 's are'} revoked"] if revoked else []
     if rows or notes:
         yield Table("Members", head, rows, notes, numeric=False)
+
+
+def _refused(watched: Watched) -> Iterator[Table]:
+    """The nodes that take no part in the run, by the reason; each is asked again every half minute."""
+    nodes: dict[str, list[str]] = {}
+    for node, why in watched.history.refused.items():
+        nodes.setdefault(why, []).append(node)
+    rows = [[why, str(len(named)), listed(named, NAMED)] for why, named in nodes.items()]
+    if rows:
+        yield Table("Nodes that take no part", ["why", "nodes", "which"], rows, numeric=False)
 
 
 def _facts(watched: Watched) -> Table | None:

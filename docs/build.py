@@ -1,4 +1,4 @@
-"""Builds the documentation site: `python docs/build.py`, into site/; `serve` shows it.
+"""Builds the documentation site: `python docs/build.py`, into site/; `serve` shows it, `references` writes docs/.
 
 The pages are docs/ and those of studies/, with some that are generated: the references of Python and of the commands,
 and a page for each source file that a page links to. Links, as a reader of the repository needs them, are rewritten to
@@ -36,11 +36,15 @@ OF_STUDIES = (".md", ".svg")  # in studies/, what is a page or a picture
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("action", nargs="?", choices=("build", "serve"), default="build")
+    parser.add_argument("action", nargs="?", choices=("build", "serve", "references"), default="build")
     parser.add_argument("--out", type=Path, default=ROOT / "site", help="the folder of the site")
     parser.add_argument("--version", help="build into OUT/VERSION, and list it in the selector of versions")
     parser.add_argument("--port", type=int, default=8000)
     given = parser.parse_args()
+    if given.action == "references":
+        for page, text in references().items():
+            (DOCS / page).write_text(text, "utf-8")
+        return
     build(given.out / given.version if given.version else given.out, bool(given.version))
     if given.version:
         list_version(given.out, given.version)
@@ -99,8 +103,7 @@ def write_pages(folder: Path) -> None:
         shutil.copy(path, copy)
     pages = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in folder.rglob("*.md")}
     pages["api.md"] = API.sub(lambda found: reference(found[1]), pages["api.md"])
-    pages["commands.md"] = commands()
-    pages["settings.md"] = settings()
+    pages |= references()
     for source, page in ROOT_PAGES.items():
         if page != "index.md":
             pages[page] = (ROOT / source).read_text("utf-8")
@@ -109,6 +112,11 @@ def write_pages(folder: Path) -> None:
     for page, text in pages.items():
         (folder / page).parent.mkdir(parents=True, exist_ok=True)
         (folder / page).write_text(text if page.startswith("source/") else relinked_page(page, text), "utf-8")
+
+
+def references() -> dict[str, str]:
+    """The pages that are written from the code, and are in docs/ too, for whoever reads a clone."""
+    return {"commands.md": commands(), "settings.md": settings()}
 
 
 def settings() -> str:

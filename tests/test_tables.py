@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import csv
+import io
 import math
 
 import numpy as np
@@ -70,6 +72,25 @@ def test_json_has_no_number_that_is_not_finite() -> None:
         "a": [[1.0, None]],
         "b": [None, 2, None, "x"],
     }
+
+
+def test_no_cell_is_a_formula_and_numbers_stay_numbers() -> None:
+    """Names of columns and classes come from other machines, and people open the file in a spreadsheet."""
+    cells = [
+        "=1+1",
+        "@SUM(A1)",
+        "+cmd|' /C calc'!A0",
+        "-HYPERLINK(1)",
+        "\t=1",
+        "-1.5",
+        "+0.3",
+        "-",
+        "A-",
+        "a=b",
+    ]
+    written = as_csv(Table("", cells, []))
+    (row,) = csv.reader(io.StringIO(written))
+    assert row == [f"'{cell}" for cell in cells[:5]] + cells[5:]
 
 
 def test_a_list_says_how_many_names_are_left_out() -> None:

@@ -80,10 +80,16 @@ def data_frame(columns: Mapping[str, Sequence[Any]]) -> Any:
 
 
 def as_csv(table: Table) -> str:
-    """The head and the rows as CSV."""
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([table.head, *(row for row in table.rows if row)])
+    """The head and the rows as CSV; a cell that a spreadsheet would compute begins with an apostrophe."""
+    out, rows = io.StringIO(), [table.head, *(row for row in table.rows if row)]
+    csv.writer(out, lineterminator="\n").writerows([list(map(_without_formula, row)) for row in rows])
     return out.getvalue()
+
+
+def _without_formula(cell: str) -> str:
+    """The cell as a text: names of columns and classes may come from another machine."""
+    is_formula = cell.startswith(("=", "@", "\t", "\r")) or (cell[:1] in ("+", "-") and {*cell} & {*"(|!"})
+    return f"'{cell}" if is_formula else cell
 
 
 def capital(title: str) -> str:

@@ -587,6 +587,28 @@ def test_help_is_quick_and_leaves_torch_alone(here: Path) -> None:
     assert min(seconds) < 0.5
 
 
+def test_errors_of_folders_and_files_come_before_torch_is_loaded(here: Path) -> None:
+    """It takes seconds, and whoever mistyped a name waits for them."""
+    (here / "rows.csv").write_text("a,b\n1,2\n")
+    wrong = [
+        *("run -c none.toml", "export none --out x", "predict none --data rows.csv"),
+        *("federate up none", "federate resume none", "federate personalize none --data rows.csv"),
+        *(
+            "federate watch none",
+            "federate run none",
+            "federate status none",
+            "federate init x --contract no.toml",
+        ),
+        *("site join rows.csv --data rows.csv", "site start none", "site leave none", "site approve none"),
+        *("site report none", "site predict none --data rows.csv", "site check none --data rows.csv"),
+    ]
+    look = "import sys; from copfl.cli import main as cli\n"
+    look += f"for words in {wrong!r}:\n    sys.argv = ['copfl', *words.split()]\n"
+    look += "    try: cli.main()\n    except SystemExit as exit: assert exit.code == 2, words\n"
+    look += "    assert 'torch' not in sys.modules, words"
+    subprocess.run([sys.executable, "-c", look], check=True, capture_output=True, env=environment(), cwd=here)
+
+
 def test_killed_and_resumed_is_never_killed(here: Path, capsys: Capture) -> None:
     words = ["-r", 12, "-n", 4, "-m", "mlp", "-s", "run.checkpoint_every=4", "--no-local-baseline"]
     one_thread = {**environment(), "OMP_NUM_THREADS": "1"}  # like this process, which does the rest

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,11 @@ def test_a_new_client_learns_with_defaults_and_is_compared_with_training_alone(r
     assert len(fitted.scores) == fitted.epochs + 1
     assert fitted.lr in (0.003, 0.01, 0.03)
     assert fitted.alone[-1] > 0.6  # it has a fair chance too
+    gain = fitted.scores[-1] - fitted.alone[-1]
+    assert fitted.gain is not None
+    assert fitted.gain.low <= gain <= fitted.gain.high
+    frequent = np.bincount(own.y).argmax()
+    assert fitted.constant == pytest.approx(float((test.y == frequent).mean()))
     bundle = fitted.bundle
     assert bundle.score(bundle.outputs(test.x), test.y) == pytest.approx(fitted.scores[-1])
     assert [(score.value, score.samples) for score in bundle.description.scores] == [
@@ -93,7 +99,10 @@ def test_the_command(result: copfl.Result, tmp_path: Path, capsys: pytest.Captur
     assert len(json.loads(answer.out)["accuracy"]) == 3
     assert copfl.load(tmp_path / "new").predict(own.x).shape == (len(own),)
     answer = called(capsys, *words, "--lr", 0.01)
-    assert "training alone: " in answer.out
+    number = r"[+-]?[\d.]+"
+    said = rf"training alone: {number} %, gain \[{number}, {number}\] .*; constant answer: {number} %"
+    assert re.search(said, answer.out)
+    assert "comparison on" in answer.err
     assert "start: the " in answer.out
     with pytest.raises(DataError, match="lacks the array y"):
         of(result).samples(tmp_path / "x.npz")

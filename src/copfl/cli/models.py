@@ -103,9 +103,10 @@ def export(
     ] = "bundle",
 ) -> None:
     """Write a model for other programs, or as a bundle that can be sent."""
+    chosen = _chosen(bundle, client, of_server, before_training)
     from copfl.experiment.export import formats
 
-    for path in formats.write(_chosen(bundle, client, of_server, before_training), format, out):
+    for path in formats.write(chosen, format, out):
         print(path)
 
 
@@ -433,8 +434,15 @@ def personalize(
         return
     values = (fitted.scores[0], fitted.scores[-1], fitted.alone[-1])
     before, after, alone = (f"{metric.text(value)}{metric.unit}" for value in values)
+    interval = ""
+    if fitted.gain is not None:
+        low, high = (f"{metric.factor * value:+.3g}" for value in fitted.gain)
+        interval = f", gain [{low}, {high}] (95 % over these samples)"
+    constant = (
+        "" if fitted.constant is None else f"; constant answer: {metric.text(fitted.constant)}{metric.unit}"
+    )
     print(
-        f"{metric.title} {after} on {fitted.test} test samples; training alone: {alone}\n"
+        f"{metric.title} {after} on {fitted.test} test samples; training alone: {alone}{interval}{constant}\n"
         f"start: {fitted.start} ({before}), then {fitted.epochs} epochs on {fitted.train} samples at "
         f"learning rate {fitted.lr:g}{'' if out is None else f'; bundle: {out}'}"
     )

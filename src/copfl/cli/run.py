@@ -50,6 +50,7 @@ def run(
     With data and no algorithm, it is what suits the data (docs/results.md).
     """
     begin = time.monotonic()
+    of_file = None if config is None else toml.read_file(config)  # its errors come before torch is imported
     with process.importing():
         from copfl.engine import ranks
         from copfl.experiment import folder as run_folder
@@ -62,8 +63,8 @@ def run(
     # On the command line only: a Python program without a main guard would start itself in each process.
     layers: list[Tables] = [{"run": {"workers": 0, "local_baseline": True, "find_rounds": "auto"}}]
     is_demo = not (preset or config or any("name" in line.get(kind, {}) for kind in CHOICES))
-    if config is not None:
-        layers.append(toml.read_file(config))
+    if of_file is not None:
+        layers.append(of_file)
     if ranks.started():
         layers.append({"run": {"workers": 1, "find_rounds": "off"}})  # one process would search for all
     show = Show(track or [], quiet, as_json, begin)

@@ -18,23 +18,26 @@ from torch import Tensor
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.batches import plan
-from copfl.core.evaluation import primary_metrics
+from copfl.core.evaluation import predicted, primary_metrics
 from copfl.core.optim import Optimizer, begin
 from copfl.core.task import Data, Task
 from copfl.core.train import train
 from copfl.data.clients.federation import tensors
 from copfl.data.held_out import split_off, without_tested
-from copfl.data.samples import Samples
+from copfl.data.samples import NEXT_TOKEN, Samples
 from copfl.errors import DataError, UsageError, at_least
+from copfl.experiment.analysis.gains import constant_answer
 from copfl.experiment.bundle.bundle import Bundle, load
 from copfl.experiment.bundle.description import Score
 from copfl.experiment.bundle.places import OF_SERVER
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.models.client_models import TRAINED, vector_of
 from copfl.experiment.survival import hazard_of
+from copfl.rivals.paired import gain_interval
 from copfl.settings import named_code
 from copfl.settings.components import build
 from copfl.settings.schema import Run, RunSettings
+from copfl.stats import Interval
 
 Tell = Callable[[str], None]  # about what is done
 FOLDS = 3  # of the cross-validation within the client's samples
@@ -53,6 +56,8 @@ class FineTunedModel(NamedTuple):
     alone: list[float]  # the same for training alone, from the initial weights
     train: int  # samples
     test: int
+    gain: Interval | None = None  # over training alone, when the test samples are drawn again; None: too few
+    constant: float | None = None  # the same metric of the constant answer, where there is one
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,9 +171,10 @@ class Personalisation:
         models = fine_tuned(with_rate(how, chosen.lr), starts[start], own, chosen.epochs)
         others = fine_tuned(with_rate(how, alone.lr), task.initial, own, alone.epochs)
         measured = scores(models)
+        tell(f"comparison on {len(test)} test samples")
         return FineTunedModel(
             self._bundle(models[-1], own, measured[-1], len(test)), start, chosen.lr, chosen.epochs, measured,
-            scores(others), len(own), len(test),
+            scores(others), len(own), len(test), *compared(task, models[-1], others[-1], own, test),
         )  # fmt: skip
 
     def _bundle(self, model: Tensor, own: Samples, score: float, samples: int) -> Bundle:
@@ -217,6 +223,28 @@ class ChosenTraining(NamedTuple):
 def data_of(samples: Samples) -> Data:
     """The samples of one client as tensors."""
     return Data(tensors(samples.x), tensors(samples.y), torch.tensor(len(samples)))
+
+
+def compared(
+    task: Task, ours: Tensor, alone: Tensor, own: Samples, test: Samples
+) -> tuple[Interval | None, float | None]:
+    """The interval of the gain over training alone, and the constant answer's metric, on the test samples.
+
+    Args:
+        task: What the clients learn.
+        ours: The new client's model.
+        alone: The one that was trained alone.
+        own: The training samples, of which the constant answer is.
+        test: Those that measure.
+    """
+    metric = task.metrics[0]
+    with torch.no_grad():
+        (answers, y), (others, _) = (predicted(task, w, data_of(test)) for w in (ours, alone))
+    interval = gain_interval(metric, answers, others, y) if len(y) > 1 else None
+    if task.criterion.kind == NEXT_TOKEN or not len(own):
+        return interval, None
+    answer = constant_answer(task.criterion.kind, task.classes, np.asarray(own.y))
+    return interval, float(metric.of(np.repeat(answer[None], len(y), axis=0), y))
 
 
 def nearest(task: Task, models: Mapping[int, Tensor], samples: Samples) -> int:

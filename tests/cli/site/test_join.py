@@ -5,54 +5,25 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
 from copfl import foreign
+from copfl.data.contract.contract import Contract
 from copfl.data.contract.file import write_contract
 from copfl.errors import RunError
-from copfl.federation.machines import admission, supernode
+from copfl.federation.machines import admission
 from copfl.federation.operations import joining
 from copfl.federation.policy.file import read_policy
 from copfl.federation.protocol.invitation import invite
 from copfl.federation.protocol.keys import SigningKey, fingerprint, new_key
 from copfl.federation.server import invitations
 from copfl.federation.server.membership import read_roster
-from tests.commands import Answer, called
-from tests.federation.invited import coordinated, file_of, invitation_in, write_rows
-
-
-class Clinic:
-    """A coordinator and its server in this process; a node is started as a line in a list."""
-
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str], **settings: Any) -> None:
-        self.folder, self.capsys = folder, capsys
-        self.app = coordinated(folder, "north", "south", "west", **settings)
-        self.words = invitation_in(self.app, "north").words
-        self.file = file_of(self.app, "north")
-        self.data = write_rows(folder / "north.csv")
-        self.started: list[tuple[Any, Any]] = []
-
-    def join(self, *more: object, **changed: Any) -> Answer:
-        options = {"words": self.words, "data": self.data, "folder": self.folder / "north"} | changed
-        named = [word for name, value in options.items() for word in (f"--{name}", value)]
-        return called(self.capsys, "site", "join", self.file, *named, "--yes", *more)
-
-    def call(self, *words: object) -> Answer:
-        return called(self.capsys, *words)
-
-
-@pytest.fixture
-def clinic(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Clinic:
-    made = Clinic(tmp_path, capsys)
-    monkeypatch.setattr(
-        admission, "send", lambda address, authority, document: invitations.receive(made.app, document)
-    )
-    monkeypatch.setattr(supernode, "serve", lambda *node: made.started.append(node))
-    return made
+from tests.cli.site.conftest import Clinic
+from tests.commands import called
+from tests.federation.invited import TABLE, file_of, invitation_in, write_rows
 
 
 def test_one_command_joins_and_one_admits(clinic: Clinic) -> None:
@@ -81,6 +52,9 @@ def test_one_command_joins_and_one_admits(clinic: Clinic) -> None:
     assert admitted.code == 0, admitted.err
     assert "north is client 0" in admitted.out
     assert "Missing: south (has not answered), west (has not answered)" in admitted.out
+    assert clinic.call("site", "start", site.folder, "--set", "cohort-changes=1").code == 0
+    assert clinic.started.pop()[1] == {**site.node_options, "cohort-changes": 1}
+    assert joining.read(site.folder).options["cohort-changes"] == 1  # it is kept
     again = clinic.call("site", "start", site.folder)  # after a restart of the machine
     assert (again.code, len(clinic.started)) == (0, 2)
     assert "Read these words" not in again.out
@@ -158,7 +132,10 @@ def test_a_file_that_does_not_fit_is_corrected_and_joins(clinic: Clinic) -> None
     assert "Correct the file, then: copfl site start" in done.err
     assert clinic.started == []
     waiting = clinic.call("federate", "admit", clinic.app, "north", "--words", "x")
-    assert "north data do not fit; north corrects its file and joins again" in waiting.err
+    assert (
+        "north has data that do not fit; north corrects its file and runs copfl site start north"
+        in waiting.err
+    )
     write_rows(clinic.data)
     done = clinic.call("site", "start", clinic.folder / "north")
     assert "Read these words to the coordinator" in done.out, done.err
@@ -184,6 +161,9 @@ def test_another_server_or_none_loses_nothing(clinic: Clinic, monkeypatch: pytes
     done = clinic.call("site", "start", clinic.folder / "north")
     assert done.err.count("ask the coordinator whether it runs. This waits for it") == 1
     assert len(clinic.started) == 1
+    answered, _ = joining.answer(joining.read(clinic.folder / "north"))
+    assert f"your words are:  {answered.words}" in done.out  # they can be read out before the server is there
+    assert f"send it the file {clinic.folder / 'north' / joining.ANSWER}" in done.out
 
 
 def test_who_has_the_file_of_another_federation_names_another_folder(clinic: Clinic) -> None:
@@ -256,6 +236,37 @@ def test_init_ends_with_what_to_send_to_whom(tmp_path: Path, capsys: pytest.Capt
         f"invited      north has not answered; words of its invitation: {invitation_in(folder, 'north').words}"
         in (done.out)
     )
+
+
+def test_init_asks_for_what_it_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_contract(tmp_path / "contract.toml", Contract.of_table(TABLE))
+    answers = iter([str(tmp_path / "contract.toml"), "north, south west", "fl.example.org"])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("typer.prompt", lambda *_, **__: next(answers))
+    monkeypatch.setattr("typer.confirm", lambda *_, default: default)
+    done = called(capsys, "federate", "init", tmp_path / "clinic")
+    assert done.code == 0, done.err
+    about = invitation_in(tmp_path / "clinic", "west")
+    assert (about.address, about.settings["secure.aggregation"]) == ("fl.example.org:8800", True)
+    assert done.out.count("then telephone, and read out: ") == 3
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["north", "../etc"], 'the name "../etc" must be letters'),
+        (["north", "north"], "two sites are called north; give each a name of its own"),
+    ],
+)
+def test_a_name_that_no_site_can_have_is_said_before_anything_is_written(
+    names: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sites = [word for name in names for word in ("--invite", name)]
+    done = called(capsys, "federate", "init", tmp_path / "clinic", "--dataset", "digits", *sites)
+    assert (done.code, said in done.err) == (2, True), done.err
+    assert not list(tmp_path.iterdir())
 
 
 def test_nothing_of_an_invitation_moves_a_cursor_or_writes_a_line(clinic: Clinic) -> None:

@@ -6,6 +6,7 @@ When a release of Flower changes one of them, this file fails first and says whi
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 
@@ -39,6 +40,15 @@ def test_every_private_name_is_there(name: str) -> None:
 def test_what_is_replaced_in_the_superlink_is_called_by_it() -> None:
     assert callable(flower_api.control_handlers.start_run)
     assert callable(flower_api.extensions.get_middleware)
+
+
+def test_a_refused_heartbeat_interrupts_the_process_by_what_the_node_replaces() -> None:
+    source = inspect.getsource(flower_api.fleet_http_connection)
+    assert (
+        source.count("os.kill(os.getpid(), signal.SIGINT)")
+        == len(re.findall(r"\bos\.(?!getpid)", source))
+        == 1
+    )
 
 
 def test_a_name_that_is_not_listed_is_an_error() -> None:

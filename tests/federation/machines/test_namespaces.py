@@ -139,6 +139,16 @@ class Terminal:
         return self.shown
 
 
+def assert_said(transcript: str, shown: str) -> None:
+    """Every line of a page's transcript was on the screen, with these or other numbers, keys and folders."""
+
+    def plain(text: str) -> str:
+        return re.sub(r"\b[0-9a-f]{4}(-[0-9a-f]{4})+|\S*/(?=\w+\.csv)|[+-]?\d[\d.]*", "", text)
+
+    missing = [line for line in transcript.splitlines() if plain(line) not in plain(shown)]
+    assert not missing, shown
+
+
 @pytest.fixture
 def machines() -> Iterator[dict[str, Machine]]:
     """The server and the sites, by name."""
@@ -187,6 +197,7 @@ def test_four_hospitals_and_a_coordinator(machines: dict[str, Machine], tmp_path
         use,
     ]  # the site's page is the same
 
+    consent, conclusion = (b.code for b in code_blocks.blocks(own_page) if b.language == "text")
     server = machines["server"]
     server.receive(tmp_path / "heart.toml")
     said = server.run(create)
@@ -201,6 +212,8 @@ def test_four_hospitals_and_a_coordinator(machines: dict[str, Machine], tmp_path
         assert words is not None
         node.answer("words of your invitation that it reads out:", words[1])  # on the telephone
         node.answer(r"Take part\?", "y")
+        if site == "cleveland":
+            assert_said(consent, node.shown)
     for line in admit.splitlines():
         site = line.split()[-1]
         admission = server.type(line)
@@ -228,6 +241,8 @@ def test_four_hospitals_and_a_coordinator(machines: dict[str, Machine], tmp_path
         assert not left & {"statistics", "categories", "update", "metrics"}
         report = machine.run(use.replace("cleveland", site))
         assert "the model of round 3 of 3" in report
+        if site == "cleveland":
+            assert_said(conclusion, report)
         rows = (tmp_path / f"{site}.csv").read_text().count("\n")
         assert (machine.folder / "answers.csv").read_text().count("\n") == rows
         assert len(machine.typed) == 2  # one block to join, one for its report and predictions

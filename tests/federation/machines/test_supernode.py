@@ -128,6 +128,31 @@ def test_messages_are_answered(network: Network, tmp_path: Path) -> None:
     assert lines[-1]["reason"] == "the message does not carry a copfl packet"
 
 
+@pytest.mark.parametrize(("status", "is_refused"), [(401, True), (503, False)])
+def test_a_key_that_the_server_takes_out_ends_the_connection_alone(
+    status: int, is_refused: bool, network: Network, tmp_path: Path
+) -> None:
+    """The process lives on, and asks to be admitted again; another error of the server is none of the key."""
+    node = node_of(network, tmp_path)
+    response = httpx.Response(status, request=httpx.Request("POST", "https://fl/v1/fleet/pull-messages"))
+
+    def receive() -> None:
+        node.left.touch()  # so that a node that goes on ends
+        response.raise_for_status()
+
+    node.connection = node.connection._replace(receive=receive)
+    assert node.serve() is is_refused
+    (said,) = {supernode.why_refused(response, tmp_path / "key", True)}
+    assert "the coordinator has taken it out, or has another server; telephone it" in said
+
+
+def test_a_refused_heartbeat_is_tried_again_and_interrupts_nobody() -> None:
+    module = supernode.fleet_http_connection
+    with supernode._outlived_refusals(), pytest.raises(supernode.HeartbeatFailure):
+        module.os.kill(module.os.getpid(), 2)
+    assert module.os.__name__ == "os"
+
+
 def test_the_message_of_a_killed_node_is_answered_when_it_returns(network: Network, tmp_path: Path) -> None:
     message = network.add(TRAIN, asked(tmp_path))
     network.is_broken = True

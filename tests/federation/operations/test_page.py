@@ -16,6 +16,7 @@ from copfl.cli.federate.trial import _show
 from copfl.experiment import records
 from copfl.experiment.analysis.benefit import of_records
 from copfl.federation.operations.page import FederationPage, document_of
+from copfl.federation.operations.status import status
 from copfl.federation.operations.watched import read
 from copfl.federation.protocol.keys import fingerprint, read_public
 from copfl.report.document import Document, Section
@@ -259,6 +260,37 @@ def test_a_run_that_waits(tmp_path: Path) -> None:
     assert page_of(state.app).conclusion[0] == (
         "The run failed after 0 of 4 rounds: no space left on the device."
     )
+
+
+def test_a_phase_that_waits_names_the_member_alone(tmp_path: Path) -> None:
+    """In secure sums no upload is accepted before all have arrived."""
+    state = ServerState(tmp_path / "clinic", needed=3)
+    state.start()
+    state.begin_round(1)
+    with state.running():
+        assert page_of(state.app).conclusion[1].count("training for") == 3
+        state.log("waiting", round=1, clients=[1], reason="phase 'masked' waits for client 1")
+        found = page_of(state.app)
+        assert found.conclusion[1].startswith("It waits for south (training for")
+        assert found.conclusion[1].endswith("). north, west have answered and wait.")
+        assert list(status(state.app)["waiting_for"]) == ["1"]
+        state.log("waiting", round=1, clients=[], reason="phase 'masked' has ended")
+        assert page_of(state.app).conclusion[1].count("training for") == 3
+
+
+def test_nodes_that_take_no_part_are_listed_by_their_reason(tmp_path: Path) -> None:
+    state = ServerState(tmp_path / "clinic", needed=3)
+    state.start()
+    state.begin_round(1)
+    for node in ("7", "8", "9"):
+        state.log("refused", node=node, reason="its owner has not approved" if node != "9" else "another")
+    with state.running():
+        found = page_of(state.app)
+        assert found.conclusion[1] == "It waits: 3 nodes take no part, for the reason below."
+        assert found.tables[-1].rows == [["its owner has not approved", "2", "7, 8"], ["another", "1", "9"]]
+        for client, node in enumerate(("7", "8", "9")):
+            state.log("joined", client=client, node=node)
+        assert "Nodes that take no part" not in [table.title for table in page_of(state.app).tables]
 
 
 def test_all_that_members_send_is_escaped(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from copfl.federation.operations import joining, watched
 from copfl.federation.operations.page import FederationPage
 from copfl.federation.operations.status import status
 from copfl.federation.policy.refusal import PolicyError
-from copfl.federation.protocol.invitation import JOINS, InvitationAnswer
+from copfl.federation.protocol.invitation import JOINS, MISFITS, InvitationAnswer, Misfit
 from copfl.federation.protocol.keys import SigningKey, new_key
 from copfl.federation.protocol.node_config import NodeConfig
 from copfl.federation.protocol.proposal import KEY
@@ -64,7 +64,7 @@ def test_a_thief_who_answers_first_is_not_admitted(tmp_path: Path) -> None:
     assert states(app)["north"] == TWO_KEYS
     for words in (own.words, stolen.words):
         with pytest.raises(
-            UsageError, match="answered twice; somebody else has its invitation; invite it again"
+            UsageError, match=r"answered twice; .*or the site lost its folder; invite it again"
         ):
             invitations.admit_answer(app, "north", words)
     invitations.invite(app, "north", coordinator_key(app))  # the stolen file is void
@@ -97,14 +97,28 @@ def test_data_that_do_not_fit_are_named_by_their_columns_alone(tmp_path: Path) -
     write_rows(tmp_path / "north.csv", "years,ward,outcome")
     found = joining.checked(site.invitation, site.options["data"])
     said, document = joining.answer(site, found)
-    assert [str(misfit) for misfit in said.misfits] == ["age: renamed_column"]
+    assert [str(misfit) for misfit in said.misfits] == [
+        "age: the column is missing, and another may be meant"
+    ]
     assert "years" not in document.decode()
     assert invitations.receive(app, document) == DO_NOT_FIT == states(app)["north"]
-    with pytest.raises(UsageError, match=r"north data do not fit; north corrects its file"):
+    with pytest.raises(UsageError, match=r"north has data that do not fit; north corrects its file"):
         invitations.waiting(app, "north")
     write_rows(tmp_path / "north.csv")
     found = joining.checked(site.invitation, site.options["data"])
     assert invitations.receive(app, joining.answer(site, found)[1]) == WAITS
+
+
+def test_a_site_tells_no_columns_but_the_contracts(tmp_path: Path) -> None:
+    """What it tells is shown to the coordinator: no text of its own, and nothing of its data."""
+    app = coordinated(tmp_path, "north")
+    site = joined(app, "north", tmp_path)
+    said, _ = joining.answer(site)
+    for column in ("\x1b[2J", "=HYPERLINK(1)", "Mr Smith has HIV", "../../etc"):
+        told = dataclasses.replace(said, state=MISFITS, misfits=(Misfit(column, "missing_column"),))
+        with pytest.raises(UsageError, match="it names columns that the contract does not have"):
+            invitations.receive(app, told.signed(site.key))
+    assert states(app)["north"] == NO_ANSWER
 
 
 def test_who_leaves_is_revoked_by_its_own_signature(tmp_path: Path) -> None:
@@ -138,7 +152,7 @@ def test_a_revoked_key_does_not_answer_again(tmp_path: Path) -> None:
     invitations.admit_answer(app, "north", said.words)
     revoke(app, "north")
     assert states(app)["north"] == "is revoked"
-    with pytest.raises(UsageError, match="taken this key out; ask for a new invitation"):
+    with pytest.raises(UsageError, match=r"taken this key out: leave .*, and ask for a new invitation"):
         invitations.receive(app, document)
 
 
@@ -201,8 +215,9 @@ def test_the_page_says_who_is_missing_and_what_to_do(tmp_path: Path) -> None:
     page = FederationPage(app).html()
     for said in (
         "nobody is admitted yet, 2 invited sites are missing",
-        "data do not fit (age: renamed_column)",
-        "north corrects its file and joins again",
+        "has data that do not fit (age: the column is missing, and another may be meant)",
+        "north corrects its file and runs copfl site start north",
+        "a round waits at most 10 minutes for it, and begins again when 3 sites are there",
         "telephone south; it runs copfl site join south.invite --data FILE",
         invitation_in(app, "south").words,
     ):

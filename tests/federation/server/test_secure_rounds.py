@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ from copfl.federation.node import secure_phases, secure_update
 from copfl.federation.node.data import LoadData
 from copfl.federation.node.node import Node
 from copfl.federation.protocol import secure_total
+from copfl.federation.protocol.messages import Reply
 from copfl.federation.protocol.secure_members import Subject, context_of
 from copfl.federation.protocol.secure_sum import PHASES
 from copfl.federation.protocol.settings import settings_of
-from copfl.federation.server.folder import ServerFolder
+from copfl.federation.server.folder import ServerFolder, as_text
 from copfl.federation.server.rounds import new_server
 from copfl.federation.server.secure_exchange import REVEALING
 from copfl.wire import Head, Packet
@@ -95,6 +96,30 @@ def test_a_later_round_continues_from_the_sum(nodes: list[dict[str, Any]], tmp_p
     # The second round's training amplifies the first one's step.
     assert farthest(plain.server, secure.server) <= 1e-4
     assert len(secure.records) == 2
+
+
+def test_a_slow_phase_says_for_whom_it_waits_and_the_round_which_phase_took_longest(
+    nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(DirectTransport):
+        """The last answer of each phase arrives at the second look."""
+
+        def replies(self, message_ids: Collection[str]) -> list[Reply]:
+            waiting = list(message_ids)
+            return super().replies(waiting[:-1] if len(waiting) > 1 else waiting)
+
+    monkeypatch.setattr("tests.federation.network.DirectTransport", Late)
+    monkeypatch.setattr("copfl.federation.server.exchange.SLOW", 0.0)
+    config = SECURE | {"session.run": "slow", "run.rounds": 1, "algorithm.name": "fedavg"}
+    played = play(config, nodes, tmp_path / "slow")
+    for phase in PHASES:
+        assert f"round 1: phase {phase!r} waits for client 2, for 0 s already" in played.log
+        assert f"round 1: phase {phase!r} has ended" in played.log
+    phases = played.records[0]["secure_aggregation"]["phases"]
+    assert list(phases) == list(PHASES)
+    assert all(found["last"] == 2 and found["seconds"] >= 0 for found in phases.values())
+    phases["masked"]["seconds"] = 31.0
+    assert "s (31.0 s in phase 'masked', client 2 last)" in as_text(played.records[0])
 
 
 SIX = SECURE | {"run.clients": 6, "network.min_replies": 3, "run.rounds": 1, "algorithm.name": "fedavg"}

@@ -8,6 +8,7 @@ import html
 import http.server
 import json
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -167,6 +168,20 @@ def follow(site: Path, pages: dict[Path, Links], path: Path, link: str) -> None:
     assert target.exists(), f"{path.relative_to(site)} links to {link}"
     if parts.fragment and target in pages:
         assert unquote(parts.fragment) in pages[target].anchors, f"{path.relative_to(site)} links to {link}"
+
+
+def test_the_references_in_docs_are_those_of_the_code(tmp_path: Path) -> None:
+    """For whoever reads a clone: `python docs/build.py references` writes them."""
+    stage = tmp_path / "docs"
+    shutil.copytree(ROOT / "docs", stage)
+    where = f"import build, pathlib; build.DOCS = pathlib.Path({str(stage)!r}); build.main()"
+    subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.argv = ['', 'references']; {where}"],
+        cwd=ROOT / "docs",
+        check=True,
+    )
+    for page in ("commands.md", "settings.md"):
+        assert (stage / page).read_text("utf-8") == (ROOT / "docs" / page).read_text("utf-8"), page
 
 
 def check_reference(text: str) -> None:

@@ -49,16 +49,19 @@ def init(
 ) -> None:
     """Create a federation: settings, certificates and invitations."""
     from copfl.data.contract.file import read_contract
-    from copfl.federation.machines import app as flower_app
+    from copfl.federation.server.invitations import check_names
 
     if sys.stdin.isatty() and not (line or config or preset or contract or invite):
         contract, invite, host, is_summed = asked()
         line["secure"] = {"aggregation": is_summed}
     if invite:
+        check_names(invite)  # before anything is written
         line.setdefault("run", {}).setdefault("clients", len(invite))
         secure, trial = True, False
     layers = [line] if config is None else [toml.read_file(config), line]
     agreed = None if contract is None else read_contract(contract)
+    from copfl.federation.machines import app as flower_app  # with torch, after the errors in files
+
     flower_app.init(
         folder,
         *layers,

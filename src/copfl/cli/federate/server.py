@@ -70,7 +70,9 @@ def run(
     signed = read_proposal(proposal, config)
     missing = [site for site in invitations.invited(folder) if site.state != invitations.ADMITTED]
     if missing and not anyway:
-        reasons = "; ".join(f"{site.invitation.site} {site.state}: {site.what_to_do}" for site in missing)
+        reasons = "; ".join(
+            f"{site.invitation.site} {site.state}: {site.what_to_do(folder)}" for site in missing
+        )
         raise UsageError(f"{reasons}. Nothing was started; --anyway starts a run that waits for them")
     if signed is None and not resume and is_open(folder):
         with stoppable("the agreement continues on the server"):

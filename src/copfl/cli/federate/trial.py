@@ -4,6 +4,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 from copfl.cli.federate.options import (
@@ -56,9 +57,7 @@ def up(
     """Run the app on this machine, with real processes that end with this command."""
     set_environment(metrics, log_format, log_level)
     config = app_config(settings, **{"network.wire": wire, "run.rounds": rounds})
-    require_flower()
-    from copfl.federation.machines import local
-
+    local = _local(folder)
     for problem in local.site_problems(folder, sites or []):
         print(f"copfl: warning: {problem}", file=sys.stderr)
     where = given(sites=sites, nodes=nodes, data=data, scheme=scheme, secure=secure)
@@ -86,8 +85,7 @@ def resume(
 ) -> None:
     """Continue a local run that was interrupted; the data options must be those of `up`."""
     set_environment(metrics, log_format, log_level)
-    require_flower()
-    from copfl.federation.machines import local
+    local = _local(folder)
     from copfl.federation.protocol.app_folder import last_run
 
     run = run or last_run(folder)
@@ -111,9 +109,8 @@ def personalize(
     state: Annotated[str | None, option("Output", "Folder of its model; default: nodes/new-client.")] = None,
 ) -> None:
     """Personalise the trained model for a new client, and print its metric before and after."""
-    require_flower()
+    local = _local(folder)
     from copfl.core.metrics import MetricInfo
-    from copfl.federation.machines import local
 
     result = local.join(folder, data, test=test, state=state, run=run, updates=updates)
     name = result["metric"]
@@ -122,6 +119,17 @@ def personalize(
     if result["note"]:
         print(f"data: {result['note']}")
     print(f"model: {result['model']}")
+
+
+def _local(folder: Path) -> ModuleType:
+    """The module of local federations, with torch; a folder that is no app's is an error before it is imported."""
+    require_flower()
+    from copfl.federation.protocol.app_folder import read_app
+
+    read_app(folder)
+    from copfl.federation.machines import local
+
+    return local
 
 
 def _show(folder: Path, rounds: Iterator[dict[str, Any]]) -> None:

@@ -20,10 +20,13 @@ def watch(
     ] = None,
 ) -> None:
     """Serve the coordinator's page to this machine: members, rounds, who is waited for; Ctrl-C stops it."""
+    from copfl.federation.operations import watched
+
+    watched.read(folder, run)  # its errors come before the page's parts are imported, and not in the browser
     from copfl.federation.operations.page import FederationPage
 
     page = FederationPage(folder, run)
-    content = page.html().encode()  # an unreadable folder is reported here, not in the browser
+    content = page.html().encode()
     if once is None:
         return serve(page, port, browse)
     write_bytes(once, content, durable=False)

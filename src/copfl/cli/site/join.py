@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from copfl.federation.operations.joining import JoinedSite
 
 RETRY = 3.0  # seconds between two attempts to reach the server
+Settings = Annotated[
+    list[str] | None,
+    option("Training", "Another key of the node, such as threads=4, which is kept; repeatable.", "--set -s"),
+]
 SiteFolder = Annotated[Path, argument("The folder that `copfl site join` made, such as north.")]
 
 
@@ -41,10 +45,7 @@ def join(
     systemd: Annotated[
         bool, option("Output", "Write a unit of systemd instead of running the node here.", "--systemd")
     ] = False,
-    settings: Annotated[
-        list[str] | None,
-        option("Training", "Another key of the node, such as threads=4; repeatable.", "--set -s"),
-    ] = None,
+    settings: Settings = None,
     log_format: LogFormat = None,
     log_level: LogLevel = None,
 ) -> None:
@@ -92,12 +93,18 @@ def join(
     _serve(site, log_format, log_level)
 
 
-def start(*, folder: SiteFolder, log_format: LogFormat = None, log_level: LogLevel = None) -> None:
+def start(
+    *,
+    folder: SiteFolder,
+    settings: Settings = None,
+    log_format: LogFormat = None,
+    log_level: LogLevel = None,
+) -> None:
     """Run the node again, after a restart of this machine."""
     require_flower()
     from copfl.federation.operations import joining
 
-    site = joining.read(folder)
+    site = joining.with_options(joining.read(folder), app_config(settings))
     if site.has_left:
         raise UsageError(
             f"{folder} has left {site.invitation.federation}; to return, ask for a new invitation"
@@ -169,7 +176,7 @@ def _answer(site: "JoinedSite") -> None:
     compared = joining.checked(site.invitation, str(site.options["data"]))
     answered, document = joining.answer(site, compared)
     with stoppable(f"`copfl site start {site.folder}` continues"):
-        state = _sent(site, document)
+        state = _sent(site, document, answered.words)
     if compared is not None and not compared.fits:
         raise UsageError(
             f"{site.options['data']} does not fit the contract: {'; '.join(compared.problems)}. Correct the file, "
@@ -180,9 +187,16 @@ def _answer(site: "JoinedSite") -> None:
         print("The node waits until the coordinator has entered them.", flush=True)
 
 
-def _sent(site: "JoinedSite", document: bytes) -> str:
-    """`_send`, which waits for a server that is not there yet."""
+def _sent(site: "JoinedSite", document: bytes, words: str) -> str:
+    """`_send`, which waits for a server that is not there yet.
+
+    Args:
+        site: The one that answers.
+        document: Its answer.
+        words: Of its key, which the coordinator can hear meanwhile.
+    """
     from copfl.federation.machines.admission import NotThere
+    from copfl.federation.operations.joining import ANSWER
 
     told = False
     while True:
@@ -191,8 +205,14 @@ def _sent(site: "JoinedSite", document: bytes) -> str:
         except NotThere as error:
             if not told:
                 print(f"copfl: {error}. This waits for it", file=sys.stderr, flush=True)
+                print(f"If the coordinator has not entered them yet, your words are:  {words}")
+                print(f"Without a way to its server, send it the file {site.folder / ANSWER}", flush=True)
             told = True
             time.sleep(RETRY)
+        except UsageError as error:  # the server refuses this invitation, or this key
+            raise UsageError(
+                f"{error}. With its new file: copfl site join FILE --data {site.options['data']}"
+            ) from error
         except CopflError as error:
             raise UsageError(f"{error}. Afterwards: copfl site start {site.folder}") from error
 

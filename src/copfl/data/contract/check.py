@@ -79,7 +79,9 @@ def check(contract: Contract, path: Path) -> ContractCheck:
     if contract.data == ARRAYS:
         return _check_arrays(contract, path)
     if path.suffix.lower() not in READERS:
-        raise DataError(f"{path} is no table ({', '.join(READERS)}), and the contract is of one")
+        raise DataError(
+            f"{path} is no table ({', '.join(READERS)}), and the contract is of one; name this site's table"
+        )
     return check_table(contract, read_table(path))
 
 

@@ -34,6 +34,7 @@ PRIVATE = {
     "ActivateNodeRequest": "flwr.proto.fleet_pb2:ActivateNodeRequest",
     "DeactivateNodeRequest": "flwr.proto.fleet_pb2:DeactivateNodeRequest",
     "FleetHttpClient": "flwr.supernode.fleet_http_client:FleetHttpClient",
+    "HeartbeatFailure": "flwr.supercore.heartbeat:HeartbeatFailure",
     "NodeAuthHttpInterceptor": "flwr.supernode.node_auth_http_interceptor:NodeAuthHttpInterceptor",
     "RegisterNodeFleetRequest": "flwr.proto.fleet_pb2:RegisterNodeFleetRequest",
     "RunNotRunningException": "flwr.supercore.run:RunNotRunningException",
@@ -42,6 +43,7 @@ PRIVATE = {
     ),
     "SYSTEM_TIME_TOLERANCE": "flwr.common.constant:SYSTEM_TIME_TOLERANCE",
     "TIMESTAMP_TOLERANCE": "flwr.common.constant:TIMESTAMP_TOLERANCE",
+    "fleet_http_connection": "flwr.supernode.fleet_http_connection:",
     "http_request_response": "flwr.supernode.fleet_http_connection:http_request_response",
     "public_key_to_bytes": "flwr.supercore.primitives.asymmetric:public_key_to_bytes",
     # the SuperLink

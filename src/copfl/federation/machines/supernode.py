@@ -15,21 +15,23 @@ import logging
 import os
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
 import httpx
 from flwr.app import Message
 
-from copfl.errors import CopflError, UsageError, raised_as
+from copfl.errors import CopflError, RunError, UsageError, raised_as
 from copfl.federation.machines.flower_api import (
     SYSTEM_TIME_TOLERANCE,
     TIMESTAMP_TOLERANCE,
     ActivateNodeRequest,
     DeactivateNodeRequest,
     FleetHttpClient,
+    HeartbeatFailure,
     MessageProto,
     NodeAuthHttpInterceptor,
     ObjectPullError,
@@ -37,6 +39,7 @@ from copfl.federation.machines.flower_api import (
     RegisterNodeFleetRequest,
     RunNotRunningException,
     RuntimeVersionHttpInterceptor,
+    fleet_http_connection,
     get_all_nested_objects,
     get_fused_config_from_fab,
     get_object_tree,
@@ -59,13 +62,14 @@ from copfl.federation.protocol.keys import fingerprint, own_key, read_key
 from copfl.federation.protocol.log_lines import configure_logging
 from copfl.federation.protocol.messages import Content, Field, parsed, printable, refusal
 from copfl.federation.protocol.node_config import WORKER, NodeConfig
-from copfl.files import locked, write_bytes
+from copfl.files import Busy, locked, write_bytes
 
 NODE_ID, MESSAGE, REPLY = "node-id", "message", "reply"  # files in the folder of the worker
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 3.0  # seconds between two requests for a message
 PROJECT, MAX_PROJECT = "pyproject.toml", 2**20  # of an app: its settings, and their most bytes
 logger = logging.getLogger("flwr")
 TRANSFER_TIMEOUT = 30.0  # seconds that the server may take between the parts of a message
+UNAUTHORIZED = httpx.codes.UNAUTHORIZED  # of a key that the server does not have, and of a clock that is off
 PAUSE_FRACTION = 0.1  # of the time that the node has waited: a message is late by no more
 
 
@@ -108,19 +112,49 @@ def serve(address: Address, options: Mapping[str, Any]) -> NoReturn:
         )
     folder = private_folder(config.state_dir / WORKER)
     certificates = None if address.root_certificates is None else _read(address.root_certificates)
-    with locked(folder / "lock"):
+    with contextlib.ExitStack() as stack:
+        with raised_as(
+            RunError, f"the node of {config.state_dir} runs already; it needs no second one", Busy
+        ):
+            stack.enter_context(locked(folder / "lock"))
         key = own_key(config.key) if address.key is None else read_key(address.key)
         logger.info("copfl: this node's key is %s", fingerprint(key.public))
         keys = key.key, key.key.public_key()
-        _admit(address, certificates, keys, folder / NODE_ID)
-        _end_if_left(folder)
-        with http_request_response(address.superlink, certificates is None, certificates, keys) as functions:
-            connection = Connection(*functions)
-            write_bytes(folder / NODE_ID, str(connection.node_id).encode())
-            logger.info("copfl: connected to %s as node %d", address.superlink, connection.node_id)
-            ConnectedNode(connection, options, folder).serve()
+        was_admitted, is_refused = False, True
+        while is_refused:
+            _admit(address, certificates, keys, folder / NODE_ID, was_admitted)
+            _end_if_left(folder)
+            was_admitted, is_refused = True, False
+            with (
+                _outlived_refusals(),
+                http_request_response(
+                    address.superlink, certificates is None, certificates, keys
+                ) as functions,
+            ):
+                connection = Connection(*functions)
+                write_bytes(folder / NODE_ID, str(connection.node_id).encode())
+                logger.info("copfl: connected to %s as node %d", address.superlink, connection.node_id)
+                is_refused = ConnectedNode(connection, options, folder).serve()
             _end_if_left(folder)
     raise CopflError(f"the connection to {address.superlink} ended; start the node again")
+
+
+@contextlib.contextmanager
+def _outlived_refusals() -> Iterator[None]:
+    """Where Flower's heartbeat is refused it interrupts its process; here it is tried again.
+
+    The clock may be set, or the key admitted again. Meanwhile the node sees by its own requests that it is refused.
+    """
+
+    def try_again(_process: int, _signal: int) -> NoReturn:
+        raise HeartbeatFailure
+
+    before = fleet_http_connection.os
+    fleet_http_connection.os = SimpleNamespace(getpid=os.getpid, kill=try_again)
+    try:
+        yield
+    finally:
+        fleet_http_connection.os = before
 
 
 def _end_if_left(folder: Path) -> None:
@@ -130,8 +164,13 @@ def _end_if_left(folder: Path) -> None:
         raise SystemExit(0)
 
 
-def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Path) -> None:
-    """Prepares the server for this node: Flower lists a node that was killed as connected for a minute."""
+def _admit(
+    address: Address, certificates: bytes | None, keys: Any, node_id: Path, was_admitted: bool = False
+) -> None:
+    """Prepares the server for this node: Flower lists a node that was killed as connected for a minute.
+
+    It returns when the server has the node's key.
+    """
     interceptors: list[Any] = [
         RuntimeVersionHttpInterceptor(component_name="SuperNode"),
         NodeAuthHttpInterceptor(*keys),
@@ -170,13 +209,7 @@ def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Pat
                 except httpx.HTTPStatusError as error:
                     if not is_awaited:  # it is registered, not connected, or unknown to this server
                         return
-                    if ahead := clock_ahead(error.response):
-                        sides = "ahead of" if ahead > 0 else "behind"
-                        clock = f"copfl: this machine's clock is {abs(ahead):.0f} s {sides} the server's"
-                        tell(f"{clock}, which refuses it; set the clock")
-                    else:
-                        why = printable(error.response.text)
-                        tell(f"copfl: waiting until {address.key}.pub is registered at the server: {why}")
+                    tell(why_refused(error.response, address.key, was_admitted))
                     time.sleep(5)
 
         is_registered = address.key is not None and certificates is not None  # by the server's owner
@@ -189,6 +222,27 @@ def _admit(address: Address, certificates: bytes | None, keys: Any, node_id: Pat
             request(activate, is_awaited=True)  # Flower's connection ends the process without the key
 
 
+def why_refused(response: httpx.Response, key: Path | None, was_admitted: bool = False) -> str:
+    """Why the server does not let a node in, and who does what.
+
+    Args:
+        response: The server's.
+        key: The file of the node's key.
+        was_admitted: Whether this process was connected before.
+    """
+    if ahead := clock_ahead(response):
+        sides = "ahead of" if ahead > 0 else "behind"
+        clock = f"copfl: this machine's clock is {abs(ahead):.0f} s {sides} the server's"
+        return f"{clock}, which refuses it; set the clock, and the node connects within seconds"
+    why = printable(parsed(response.text).get("detail", response.text)).rstrip(".")
+    if was_admitted:
+        return (
+            "copfl: the server refuses the key that it had: the coordinator has taken it out, or has another server; "
+            f"telephone it. The node waits, and keeps its model ({why})"
+        )
+    return f"copfl: waiting until the coordinator has admitted {key}.pub; telephone it if that takes long ({why})"
+
+
 def clock_ahead(response: httpx.Response) -> float:
     """The seconds that this machine's clock is ahead of the server's; 0 if Flower tolerates them."""
     try:
@@ -197,7 +251,7 @@ def clock_ahead(response: httpx.Response) -> float:
         return 0.0
     ahead = time.time() - server
     is_tolerated = -TIMESTAMP_TOLERANCE < ahead < SYSTEM_TIME_TOLERANCE
-    return 0.0 if is_tolerated or response.status_code != httpx.codes.UNAUTHORIZED else ahead
+    return 0.0 if is_tolerated or response.status_code != UNAUTHORIZED else ahead
 
 
 class ConnectedNode:
@@ -208,10 +262,16 @@ class ConnectedNode:
         self.message, self.reply = folder / MESSAGE, folder / REPLY  # until the reply is sent
         self.contact, self.last_error = folder / CONTACT, folder / LAST_ERROR
         self.left = folder / LEFT  # its owner has ended the participation
+        self.refused = (
+            ""  # why the last request that was refused was; the server asks again every half minute
+        )
         self.run, self.run_config = 0, dict[str, Any]()  # of the last message
 
-    def serve(self) -> None:
-        """Answers messages, one at a time, until the owner leaves the federation."""
+    def serve(self) -> bool:
+        """Answers messages, one at a time, until the owner leaves the federation, or the server refuses the key.
+
+        True if it does.
+        """
         self._finish_earlier()
         last = time.monotonic()  # when there was a message
         while not self.left.exists():
@@ -221,6 +281,8 @@ class ConnectedNode:
             except RunNotRunningException:  # its answer is not wanted any more
                 is_message = False
             except (ObjectPullError, ObjectPushError, httpx.HTTPStatusError) as error:
+                if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == UNAUTHORIZED:
+                    return True
                 # The server was killed.
                 logger.warning("copfl: a message is dropped: %s", printable(error))
                 is_message = False
@@ -228,6 +290,8 @@ class ConnectedNode:
             last = now if is_message else last
             if not is_message:
                 time.sleep(min(max(PAUSE_FRACTION * (now - last), SHORTEST_PAUSE), LONGEST_PAUSE))
+
+        return False
 
     def _receive(self) -> bool:
         """Answers the next message; False if there is none."""
@@ -294,6 +358,9 @@ class ConnectedNode:
             at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
             error = {"at": at, "reason": printable(fields[Field.REFUSED])}
             write_bytes(self.last_error, json.dumps(error).encode(), durable=False, private=True)
+            if error["reason"] != self.refused:
+                logger.warning("copfl: refused: %s", error["reason"])
+            self.refused = error["reason"]
             return
         event = {"event": "answered", "request": printable(kind, 40), "seconds": round(seconds, 3)}
         text = f"copfl: answered {event['request']} in {seconds:.1f} s, {len(answer[1]):,} bytes"

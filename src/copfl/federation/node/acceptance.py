@@ -89,7 +89,8 @@ def _require_consent(policy: Policy, config: NodeConfig, signed: SignedProposal)
     is_approved = (folder / APPROVED.format(proposal.digest)).exists()
     if not is_approved and (refused := _needs_approval(policy, config, proposal)):
         _keep_pending(folder, signed)
-        why = f"{refused.why}its owner has not approved the proposal {proposal.digest[:16]}"
+        name = f"{proposal.digest[:16]} (copfl site approve shows it)"
+        why = f"{refused.why}its owner has not approved the proposal {name}"
         raise PolicyError((Refusal(refused.line, why),))
     _remember_members(folder, proposal)
     if not set(revoked_keys).issuperset(proposal.revoked):
@@ -110,7 +111,8 @@ def _needs_approval(policy: Policy, config: NodeConfig, proposal: Proposal) -> R
         return Refusal("proposals.by_hand", f"it is not what its owner consented to ({first_changes}), and ")
     if policy.proposals.by_hand:
         return Refusal("proposals.by_hand", "")
-    if new_members := strangers(config.state_dir, proposal):
+    own = Node(config, policy).key.public
+    if new_members := [member for member in strangers(config.state_dir, proposal) if member.key != own]:
         is_first = proposal.coordinator not in _keys_by_coordinator(config.state_dir / FOLDER / MEMBERS)
         if rule == "approved" or (rule == "first" and not is_first):
             who = ", ".join(f"{member.name} {fingerprint(member.key)}" for member in new_members[:3])

@@ -1,6 +1,6 @@
 """What a node would do with the requests of an app, in lines that its owner reads.
 
-`copfl site policy --app`, `copfl site approve` and `copfl site join` print them.
+`copfl site policy --app`, `copfl site approve` and `copfl site join` print them. Without torch, unless noise is added.
 """
 
 import os
@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from copfl.core.batches import participants
 from copfl.federation.node.ledger import spent
 from copfl.federation.policy.record import Policy
 from copfl.federation.policy.request import DEFAULTS, refusals
@@ -62,13 +61,17 @@ def explained(policy: Policy, run_config: Mapping[str, Any], state_dir: Path | N
 def _privacy_lines(policy: Policy, tables: Tables, state_dir: Path | None) -> list[str]:
     """What the node's data have spent, and what they will have after all rounds of the app."""
     folder, noise = state_dir or Path(os.devnull), float(tables.get("privacy", {}).get("noise", 0.0))
+    before = spent(folder, policy.privacy)
+    lines = [f"privacy     {before}"] if before else []
+    if not noise:
+        return lines
+    from copfl.core.batches import participants
+
     run = {**DEFAULTS["run"], **tables.get("run", {})}
     selected = participants(run["clients"], run["participation"])
     each = noise if tables.get("secure", {}).get("aggregation") else noise / selected**0.5
-    before = spent(folder, policy.privacy)
     after = spent(folder, policy.privacy, *[each] * int(run["rounds"]))
-    lines = [f"privacy     {before}"] if before else []
-    if noise and after and after.epsilon is not None:
+    if after and after.epsilon is not None:
         is_over = policy.privacy.lifetime_epsilon and after.epsilon > policy.privacy.lifetime_epsilon
         refused = f", and {after.limit:g} is the limit: later rounds are refused" if is_over else ""
         lines.append(f"privacy     epsilon {after.epsilon:.3g} after all rounds{refused}  [privacy]")

@@ -65,7 +65,8 @@ class SumHistory(tuple[RememberedSum, ...]):
             if added.uploads & wanted.uploads and added.cohort != wanted.cohort:
                 raise WireError(
                     "the same upload of this node was added up with other members than "
-                    f"{fingerprint(wanted.cohort)}: the difference of both sums would reveal single uploads"
+                    f"{fingerprint(wanted.cohort)}: the difference of both sums would reveal single uploads; the "
+                    "coordinator starts a run with another run.seed"
                 )
         if self.changes(wanted) > allowed:
             raise self._refusal(wanted)

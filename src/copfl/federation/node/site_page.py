@@ -270,7 +270,7 @@ def _commands(site: SiteReport) -> Table:
     if site.gain is not None:
         other = shlex.quote(str(site.model.parent / "alone"))
         rows.append(["the model that was trained alone", f"copfl predict {other} --data FILE"])
-    return Table("Commands, which need no server", ["what", "command"], rows)
+    return Table("Commands, which need no server", ["what", "command"], rows, numeric=False)
 
 
 def _facts(site: SiteReport) -> Table:

@@ -30,11 +30,14 @@ class CurrentRound:
     selected: list[int]
     answered: set[int] = field(default_factory=set)
     left_out: dict[int, str] = field(default_factory=dict)  # client -> why; it may be asked again
+    slow: list[int] = field(
+        default_factory=list
+    )  # for whom alone a phase of a secure sum waits, long already
 
     @property
     def missing(self) -> list[int]:
-        """The clients without an upload that counts."""
-        return [client for client in self.selected if client not in self.answered]
+        """The clients for which the round waits: in a secure sum, if known, those of its present phase."""
+        return self.slow or [client for client in self.selected if client not in self.answered]
 
 
 @dataclass
@@ -82,6 +85,8 @@ def _add(history: RunHistory, event: Mapping[str, Any]) -> None:
     elif kind in (Event.JOINED, Event.LEFT):
         client = history.clients.setdefault(int(event["client"]), ClientHistory())
         client.is_connected, client.node, client.since = kind == Event.JOINED, event["node"], at
+        if kind == Event.JOINED:  # its owner has approved the run meanwhile
+            history.refused.pop(event["node"], None)
     elif kind == Event.ROUND_STARTED:
         history.current = CurrentRound(int(event["round"]), at, list(map(int, event["clients"])))
     elif kind in (Event.ACCEPTED, Event.REJECTED):
@@ -93,6 +98,8 @@ def _add(history: RunHistory, event: Mapping[str, Any]) -> None:
             history.current.left_out.pop(number, None)
         elif history.current is not None:
             history.current.left_out[number] = event["reason"]
+    elif kind == Event.WAITING and history.current is not None:
+        history.current.slow = list(map(int, event.get("clients", [])))
     elif kind == Event.ROUND_ENDED:
         history.rounds[int(event["round"])], history.current = event, None
         for number in set(map(int, event["accepted"])) & history.clients.keys():

@@ -290,6 +290,19 @@ def read(folder: Path) -> JoinedSite:
     return JoinedSite(folder.resolve(), signed.invitation, options)
 
 
+def with_options(site: JoinedSite, changed: Mapping[str, Any]) -> JoinedSite:
+    """The site with other options of its node, which are kept.
+
+    Args:
+        site: The one that joined.
+        changed: The options that change, such as cohort-changes.
+    """
+    options = {**site.options, **changed}
+    if options != site.options:
+        write_bytes(site.folder / OPTIONS, toml.written({"node": options}).encode(), private=True)
+    return site._replace(options=options)
+
+
 def answer(site: JoinedSite, compared: ContractCheck | None = None) -> tuple[InvitationAnswer, bytes]:
     """What the site answers to its invitation, with the signed document, which is in its folder too.
 

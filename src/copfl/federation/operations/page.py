@@ -58,7 +58,7 @@ def document_of(watched: Watched) -> Document:
         subtitle=f"{_who(watched)}; as of {watched.at:%Y-%m-%d %H:%M:%S}, all times are UTC",
         conclusion=state,
         tiles=_tiles(watched),
-        tables=[*_invited(watched), _members(watched)],
+        tables=[*_invited(watched), *_members(watched), *_refused(watched)],
         notes=[f"{capital(remark)}." for remark in watched.remarks],
         facts=_facts(watched),
         sections=list(sections(watched)) if watched.run else [],
@@ -86,8 +86,12 @@ def _sentences(watched: Watched) -> list[str]:
         members = f"{count} member{'s' * (count != 1)} admitted" if count else "nobody is admitted yet"
         missing = sum(site.state != ADMITTED for site in watched.invited)
         if watched.invited and not missing:
-            return ["All sites that were invited are admitted. Train: copfl federate run FOLDER."]
-        return [f"No run has begun; {members}{f', {missing} invited sites are missing' if missing else ''}."]
+            return [
+                f"All sites that were invited are admitted. Train: copfl federate run {watched.folder}",
+                _unanswered(watched),
+            ]
+        still = f", {missing} invited site{'s are' if missing > 1 else ' is'} missing" if missing else ""
+        return [f"No run has begun; {members}{still}.", *([_unanswered(watched)] if watched.invited else [])]
     done, of = len(watched.rounds), watched.planned or "?"
     lines = []
     if watched.is_running and watched.history.current is not None:
@@ -105,11 +109,25 @@ def _sentences(watched: Watched) -> list[str]:
     return lines
 
 
+def _unanswered(watched: Watched) -> str:
+    """What happens to a training if a site does not answer."""
+    clients = int(watched.settings.get("run.clients") or len(watched.invited))
+    minutes, needed = float(watched.settings.get("network.deadline") or 600) / 60, watched.needed(clients)
+    told = f"If a site does not answer, a round waits at most {minutes:g} minutes for it"
+    if watched.settings.get("secure.aggregation"):
+        return f"{told}, and begins again when {needed} sites are there. Nothing is lost."
+    return f"{told}, and ends without it when {needed} sites have answered. Nothing is lost."
+
+
 def _waiting(watched: Watched) -> str:
     """Who waits for whom."""
     waited = [member for member in watched.members if member.is_waited_for]
     if not waited:
         return "Every upload has arrived; the server adds them up."
+    if refused := len(watched.history.refused):
+        return (
+            f"It waits: {refused} node{'s take' if refused > 1 else ' takes'} no part, for the reason below."
+        )
     names = listed([f"{member.name} ({_how(member, watched.at)})" for member in waited], NAMED)
     answered = [member.name for member in watched.members if member.state == ANSWERED]
     has = "has" if len(answered) == 1 else "have"
@@ -158,16 +176,25 @@ def _invited(watched: Watched) -> Iterator[Table]:
             state = f"{site.state} ({misfits})" if misfits else site.state
             invitation = site.invitation
             rows.append(
-                [f"{invitation.number} {invitation.site}", state, site.what_to_do or "-", invitation.words]
+                [
+                    f"{invitation.number} {invitation.site}",
+                    state,
+                    site.what_to_do(watched.folder) or "-",
+                    invitation.words,
+                ]
             )
     notes = ["Of data that do not fit a site tells the names of the contract's columns, and no value."]
     if rows:
         yield Table(
-            "InvitedSite", ["site", "state", "what to do", "words to read out"], rows, notes, numeric=False
+            "Invited, and not admitted yet",
+            ["site", "state", "what to do", "words to read out"],
+            rows,
+            notes,
+            numeric=False,
         )
 
 
-def _members(watched: Watched) -> Table:
+def _members(watched: Watched) -> Iterator[Table]:
     rows = []
     for member in watched.members:
         state = member.state + (f": {member.reason}" if member.reason else "") + " (late)" * member.is_late
@@ -181,11 +208,20 @@ def _members(watched: Watched) -> Table:
         )
     present = ["since", "waited for"] if watched.is_running else []
     head = ["member", "state", *present, "last answer", "last counted in round", "fingerprint of its key"]
-    notes = [f"{len(watched.roster.revoked)} keys are revoked"] if watched.roster.revoked else []
-    notes += [
-        f"Node {node} was refused: {why}" for node, why in list(watched.history.refused.items())[-NAMED:]
-    ]
-    return Table("Members", head, rows, notes, numeric=False)
+    revoked = len(watched.roster.revoked)
+    notes = [f"{revoked} key{' is' if revoked == 1 else 's are'} revoked"] if revoked else []
+    if rows or notes:
+        yield Table("Members", head, rows, notes, numeric=False)
+
+
+def _refused(watched: Watched) -> Iterator[Table]:
+    """The nodes that take no part in the run, by the reason; each is asked again every half minute."""
+    nodes: dict[str, list[str]] = {}
+    for node, why in watched.history.refused.items():
+        nodes.setdefault(why, []).append(node)
+    rows = [[why, str(len(named)), listed(named, NAMED)] for why, named in nodes.items()]
+    if rows:
+        yield Table("Nodes that take no part", ["why", "nodes", "which"], rows, numeric=False)
 
 
 def _facts(watched: Watched) -> Table | None:

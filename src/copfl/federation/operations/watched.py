@@ -101,6 +101,14 @@ class Watched:
     def name(self, client: int) -> str:
         return self.names.get(client, f"client {client}")
 
+    def needed(self, selected: int) -> int:
+        """The replies that a round needs.
+
+        Args:
+            selected: How many clients it selects.
+        """
+        return _needed_replies(self.settings, selected)
+
 
 def read(folder: Path, run: str | None = None) -> Watched:
     """The state of a run, by default of the last one; RunError if the folder is no server's.
@@ -329,6 +337,8 @@ def _in_run(member: MemberState, history: RunHistory, is_running: bool) -> Membe
         return member._replace(state=NOT_SELECTED, since=started)
     if member.number in current.answered:
         return member._replace(state=ANSWERED, since=_time(client.last_answer) if client else None)
+    if member.number not in current.missing:
+        return member._replace(state=ANSWERED)
     member = member._replace(is_waited_for=True)
     if client is None or not client.is_connected:
         return member._replace(state=ABSENT, since=joined or started)

@@ -27,11 +27,26 @@ FORMAT = 1
 DAYS = 14  # until an invitation expires
 MOST_BYTES = 2**22
 MOST_ANSWER = 2**16
-JOINS, MISFITS, LEAVES = STATES = ("joins", "data do not fit", "leaves")
+JOINS, MISFITS, LEAVES = STATES = ("joins", "has data that do not fit", "leaves")
 # Keys of a run config that the coordinator may change without asking again: which run it is, and whether the
 # members first agree on what the contract leaves open.
 FREE = ("session.run", "session.agree")
 CONTRACT = "samples.contract"
+# What `copfl.data.contract.check` finds, for the coordinator: words that hold for any data.
+MISFIT_TEXTS = {
+    "missing_column": "the column is missing",
+    "renamed_column": "the column is missing, and another may be meant",
+    "missing_values": "values are missing where the contract allows none",
+    "type": "the values are of another type",
+    "decimal_commas": "numbers have decimal commas",
+    "dates": "dates are written in another way",
+    "unit": "the numbers seem to be in another unit",
+    "range": "numbers are out of the range",
+    "categories": "there are categories that the contract does not have",
+    "classes": "there are classes that the contract does not have",
+    "shape": "samples have another shape",
+    "task": "the targets are for another task",
+}
 DIGEST, WHAT = re.compile("[0-9a-f]{64}"), re.compile("[a-z_]{1,40}")
 
 
@@ -208,7 +223,8 @@ class Misfit(NamedTuple):
     what: str  # as `Difference.what` has it
 
     def __str__(self) -> str:
-        return f"{self.column}: {self.what}" if self.column else self.what
+        text = MISFIT_TEXTS.get(self.what, self.what.replace("_", " "))
+        return f"{self.column}: {text}" if self.column else text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -23,6 +23,14 @@ from copfl.federation.server.registry import Registry
 from copfl.wire import Head, Packet
 
 T = TypeVar("T")
+SLOW = 15.0  # seconds after which a phase says whom it waits for
+
+
+class PhaseTime(NamedTuple):
+    """How long a phase of a round took, and for whom it waited longest."""
+
+    seconds: float
+    last: int | None  # the client whose answer ended it; None: its deadline did
 
 
 @dataclass
@@ -39,6 +47,7 @@ class ServerRound:
     failures: dict[int, str] = field(default_factory=dict)  # client -> why it is left out
     retry_at: dict[int, float] = field(default_factory=dict)  # client -> when to ask it again
     pending: dict[str, tuple[int, int]] = field(default_factory=dict)  # message id -> client, node
+    phases: dict[str, PhaseTime] = field(default_factory=dict)  # those of a secure sum
     means: dict[str, float | None] = field(default_factory=dict)  # of metrics known by their mean alone
     # What the server itself knows.
     per_client: dict[str, dict[int, float | None]] = field(default_factory=dict)
@@ -123,8 +132,10 @@ class Exchange:
                 missing = [str(c) for c in selected if c not in self.registry.nodes and c not in now.reports]
                 absent = f"; not connected: {', '.join(missing)}" if missing else ""
                 count = f"{len(now.reports)} of the {self.federation.minimum} replies it needs"
-                text = f"round {now.number + 1} waits: {count}{absent}"
-                self.log(text, Event.WAITING, round=now.number + 1)
+                reason = f"waits: {count}{absent}"
+                self.log(
+                    f"round {now.number + 1} {reason}", Event.WAITING, round=now.number + 1, reason=reason
+                )
                 is_reported = True
             self.sleep(started)
         for client in selected:
@@ -185,14 +196,33 @@ class Exchange:
             answers[client] = read(client, packet)
             now.bytes_up[client] = now.bytes_up.get(client, 0) + packet.nbytes
 
-        started = time.monotonic()
+        started, is_told = time.monotonic(), False
         while now.pending:
             self.receive(now, receive)
             self.expired(now, started, f" in phase {phase!r}")
             if now.pending:
+                if not is_told and time.monotonic() - started > SLOW:
+                    self._tell_waiting(now, phase, sorted(client for client, _ in now.pending.values()))
+                    is_told = True
                 self.registry.refresh(self.transport)
                 self.sleep(started)
+        last = None if answers.keys() != packets.keys() else next(reversed(answers), None)
+        now.phases[phase] = PhaseTime(round(time.monotonic() - started, 3), last)
+        if is_told:
+            self._tell_waiting(now, phase, [])
         return answers
+
+    def _tell_waiting(self, now: ServerRound, phase: str, clients: list[int]) -> None:
+        """Says for whom a phase waits; with no client, that it waits no more."""
+        whom = f"for client{'s' * (len(clients) != 1)} {', '.join(map(str, clients))}, for {SLOW:g} s already"
+        reason = f"phase {phase!r} waits {whom}" if clients else f"phase {phase!r} has ended"
+        self.log(
+            f"round {now.number + 1}: {reason}",
+            Event.WAITING,
+            round=now.number + 1,
+            clients=clients,
+            reason=reason,
+        )
 
     def receive(self, now: ServerRound, read: Callable[[int, Packet], object]) -> None:
         """Reads the replies that have arrived; a client whose reply is invalid is left out.

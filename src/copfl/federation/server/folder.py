@@ -42,8 +42,19 @@ def as_text(record: dict[str, Any]) -> str:
     words = [f"round {record['round']:>3}", f"{len(record['clients'])} clients"]
     words += [f"{metric.title} {value:.4f}"] if value is not None else []
     words += [f"{sent['up'] / 1e6:.2f} MB up, {sent['down'] / 1e6:.2f} MB down"]
+    words += [f"{record['seconds']:.1f} s{_longest(record)}"] if "seconds" in record else []
     words += [f"client {client}: {reason}" for client, reason in record["why"].items()]
     return "  ".join(words)
+
+
+def _longest(record: dict[str, Any]) -> str:
+    """Of a secure round, the phase that took longest, and whose answer ended it."""
+    phases = record.get("secure_aggregation", {}).get("phases")
+    if not phases:
+        return ""
+    name, longest = max(phases.items(), key=lambda phase: phase[1]["seconds"])
+    last = "" if longest["last"] is None else f", client {longest['last']} last"
+    return f" ({longest['seconds']:.1f} s in phase {name!r}{last})"
 
 
 class ServerFolder:

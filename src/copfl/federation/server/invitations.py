@@ -6,7 +6,7 @@ admits a key alone whose words the site has read out by telephone.
 
 import datetime
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ SUFFIX = ".invite"
 INVITATIONS, ANSWERS, OTHERS = "invitations", "answers", "others"  # in the folder of the app
 NO_ANSWER, WAITS, ADMITTED = "has not answered", "waits for admission", "is admitted"
 EXPIRED, TWO_KEYS, DO_NOT_FIT = "has not answered, and its invitation expired", "answered twice", MISFITS
+REVOKED = "is revoked"
 
 
 class InvitedSite(NamedTuple):
@@ -42,17 +43,22 @@ class InvitedSite(NamedTuple):
     state: str
     answer: InvitationAnswer | None = None
 
-    @property
-    def what_to_do(self) -> str:
-        """What the coordinator does now; empty if nothing."""
+    def what_to_do(self, folder: Path) -> str:
+        """What the coordinator does now; empty if nothing.
+
+        Args:
+            folder: Of the app.
+        """
         name = self.invitation.site
-        again = f"invite it again: copfl federate invite FOLDER {name}"
+        again = f"invite it again: copfl federate invite {folder} {name}"
         return {
             NO_ANSWER: f"telephone {name}; it runs copfl site join {name}{SUFFIX} --data FILE",
             EXPIRED: again,
-            WAITS: f"telephone {name}, and enter its words: copfl federate admit FOLDER {name}",
-            TWO_KEYS: f"somebody else has its invitation; {again}",
-            DO_NOT_FIT: f"{name} corrects its file and joins again, or the members change the contract",
+            WAITS: f"telephone {name}, and enter its words: copfl federate admit {folder} {name}",
+            TWO_KEYS: f"somebody else has its invitation, or the site lost its folder; {again}",
+            DO_NOT_FIT: f"{name} corrects its file and runs copfl site start {name}, or all change the contract",
+            LEAVES: f"{again}, or start without it",
+            REVOKED: f"{again}, or start without it",
         }.get(self.state, "")
 
 
@@ -66,8 +72,7 @@ def invite(folder: Path, site: str, key: SigningKey, days: float = invitations.D
         days: Until it expires.
     """
     app, roster = read_app(folder), read_roster(folder)
-    if not NAME.fullmatch(site):
-        raise UsageError(f'the name "{site[:60]}" must be letters, digits, ".", "-" and "_", at most 64')
+    check_names([site])
     if not app["secure"]:
         raise UsageError(f"{folder} has no certificates to invite with; make the app with --host ADDRESS")
     if not 0 < days <= 365:
@@ -98,6 +103,19 @@ def invite(folder: Path, site: str, key: SigningKey, days: float = invitations.D
         earlier.unlink(missing_ok=True)
     write_bytes(file_of(folder, site), signed.document, private=True)
     return signed
+
+
+def check_names(sites: Sequence[str]) -> None:
+    """UsageError if a site cannot have its name, or two have one.
+
+    Args:
+        sites: The names.
+    """
+    for site in sites:
+        if not NAME.fullmatch(site):
+            raise UsageError(f'the name "{site[:60]}" must be letters, digits, ".", "-" and "_", at most 64')
+        if sites.count(site) > 1:
+            raise UsageError(f"two sites are called {site}; give each a name of its own")
 
 
 def file_of(folder: Path, site: str) -> Path:
@@ -136,7 +154,7 @@ def invited(folder: Path) -> list[InvitedSite]:
         if invitation.site in members:
             state = ADMITTED
         elif answer is not None and answer.key in roster.revoked:
-            state = answer.state if answer.state == LEAVES else "is revoked"
+            state = answer.state if answer.state == LEAVES else REVOKED
         elif _other_file(folder, invitation.site).exists():
             state = TWO_KEYS
         elif answer is None:
@@ -161,6 +179,11 @@ def receive(folder: Path, document: bytes) -> str:
             "the coordinator knows no such invitation: it wrote a newer one, or another coordinator wrote this "
             "one; ask it by telephone"
         )
+    contract = invitation.contract
+    columns = {""} if contract is None else {"", contract.group, contract.time}
+    columns |= {column.name[:100] for column in (*contract.columns, *contract.targets)} if contract else set()
+    if not {misfit.column for misfit in answer.misfits} <= columns:
+        raise UsageError("it names columns that the contract does not have; ask the coordinator by telephone")
     path = _answer_file(folder, invitation.site)
     path.parent.mkdir(exist_ok=True, mode=0o700)
     with alone(path):
@@ -173,7 +196,9 @@ def receive(folder: Path, document: bytes) -> str:
                 "the coordinator, who writes a new invitation"
             )
         if answer.key in read_roster(folder).revoked:
-            raise UsageError("the coordinator has taken this key out; ask for a new invitation")
+            raise UsageError(
+                "the coordinator has taken this key out: leave with copfl site leave, and ask for a new invitation"
+            )
         if member is None and before is None and invitation.is_over(datetime.datetime.now(datetime.UTC)):
             raise UsageError("the invitation has expired; ask the coordinator for a new one")
         write_bytes(path, document, private=True)
@@ -211,7 +236,8 @@ def waiting(folder: Path, site: str) -> InvitedSite:
             f"{site} is neither invited nor a file; invite it: copfl federate invite {folder} {site}"
         )
     if invited_site.state != WAITS:
-        raise UsageError(f"{site} {invited_site.state}; {invited_site.what_to_do or 'nothing is to do'}")
+        what_to_do = invited_site.what_to_do(folder) or "nothing is to do"
+        raise UsageError(f"{site} {invited_site.state}; {what_to_do}")
     return invited_site
 
 

@@ -115,7 +115,9 @@ def admit(folder: Path, clients: int, name: str, public: str, number: int | None
     for other in roster.members:
         other_keys = {other.key, *(rotation.key for rotation in other.rotations)}
         if other.name == name or public in other_keys:
-            raise UsageError(f"{other.name} is a member already, as client {other.number}")
+            known = f"{other.name} is a member already, as client {other.number}"
+            own = f"{name} makes a key of its own, in a folder of its own"
+            raise UsageError(known if other.name == name else f"{known}, with this key: {own}")
     _write_public(folder, member)
     write_roster(folder, roster._replace(members=(*roster.members, member)))
     return member
@@ -239,9 +241,9 @@ def coordinator_key(folder: Path, path: Path | None = None) -> SigningKey:
     existing = [candidate for candidate in ([path] if path else paths) if candidate.expanduser().exists()]
     if not existing:
         raise UsageError(
-            f"the coordinator's key is not on this machine ({path or paths[-1]}); where it is, sign a "
-            "proposal with `copfl federate propose FOLDER --key FILE`, and start it here with `run "
-            "--proposal FILE`"
+            f"the coordinator's key is not on this machine ({path or paths[-1]}): bring it (invite and propose have "
+            "--key FILE), or where it is, sign a proposal with `copfl federate propose FOLDER --key FILE`, and "
+            "start it here with `run --proposal FILE`"
         )
     return read_key(existing[0])
 

@@ -70,8 +70,10 @@ class SecureExchange(Exchange):
             try:
                 values = self.added_up(now, connected, question)
             except WireError as error:
-                text = f"round {now.number + 1} begins again with fresh keys: {error}"
-                self.log(text, Event.WAITING, round=now.number + 1)
+                reason = f"begins again with fresh keys: {error}"
+                self.log(
+                    f"round {now.number + 1} {reason}", Event.WAITING, round=now.number + 1, reason=reason
+                )
                 time.sleep(self.retry)
                 continue
             try:
@@ -168,7 +170,8 @@ class SecureExchange(Exchange):
             return None
         for client in now.reports:  # a client that was lost after it sent its vector counts
             now.failures.pop(client, None)
-        now.secure_sum = {**stayed, "step": self.rules.step}
+        phases = {phase: time._asdict() for phase, time in now.phases.items()}
+        now.secure_sum = {**stayed, "step": self.rules.step, "phases": phases}
         return values
 
     def _without_result(self, now: ServerRound, why: str) -> ServerRound:
@@ -196,8 +199,8 @@ class SecureExchange(Exchange):
             if not (is_reported or self.registry.pending):
                 missing = ", ".join(str(n) for n in chosen if n not in online)
                 count = f"{len(online)} of the {needed} clients it needs"
-                text = f"round {number + 1} waits: {count}; not connected: {missing}"
-                self.log(text, Event.WAITING, round=number + 1)
+                reason = f"waits: {count}; not connected: {missing}"
+                self.log(f"round {number + 1} {reason}", Event.WAITING, round=number + 1, reason=reason)
                 is_reported = True
             time.sleep(min(self.pause, 0.2))
 

@@ -125,8 +125,8 @@ class StatisticsServer:
                 total = exchange.added_up(now, connected, question)
             except WireError as error:
                 self._require_willing(now, members, self.needed)
-                text = f"statistics begin again with fresh keys: {error}"
-                self.log(text, Event.WAITING, round=now.number + 1)
+                reason = f"statistics begin again with fresh keys: {error}"
+                self.log(reason, Event.WAITING, round=now.number + 1, reason=reason)
                 time.sleep(exchange.retry)
                 continue
             if total is None:

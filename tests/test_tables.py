@@ -49,6 +49,21 @@ def test_markdown_and_csv_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
+    "name", ["=1+1", "@SUM(A1)", "+A1", "-2+3+cmd|' /C calc'!A0", "\t=1", "\r=1", "-HYPERLINK(1)", "=-1"]
+)
+def test_no_cell_of_a_csv_is_a_formula(name: str) -> None:
+    """Names of classes and of sites are another's, and people open such a file with a spreadsheet."""
+    assert as_csv(Table("", [name], [[name]])).count("'" + name.replace('"', '""')) == 2
+
+
+@pytest.mark.parametrize(
+    "cell", ["-1.5", "+2.0 ± 0.3", "-", "-inf", "-1e-05", "a=b", "", "[-1.5, +2.0]", "−1"]
+)
+def test_numbers_with_a_sign_stay_in_a_csv(cell: str) -> None:
+    assert tables.without_formula(cell) == cell
+
+
+@pytest.mark.parametrize(
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (60_000, "60 kB"), (999_700, "1 MB"), (2.5e6, "2.5 MB")],
 )

@@ -4,6 +4,7 @@ import csv
 import html
 import io
 import math
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import numpy as np
 from copfl.errors import library
 
 NONE = "-"  # the cell of a value that was not measured
+FORMULA = re.compile(r"[A-Za-z(|!$:]")  # what a number with a sign does not have
 RULE: tuple[str, ...] = ()  # a row that is a horizontal line in the text; Markdown and CSV leave it out
 
 
@@ -80,16 +82,24 @@ def data_frame(columns: Mapping[str, Sequence[Any]]) -> Any:
 
 
 def as_csv(table: Table) -> str:
-    """The head and the rows as CSV; a cell that a spreadsheet would compute begins with an apostrophe."""
-    out, rows = io.StringIO(), [table.head, *(row for row in table.rows if row)]
-    csv.writer(out, lineterminator="\n").writerows([list(map(_without_formula, row)) for row in rows])
+    """The head and the rows as CSV, in which no name is a formula."""
+    out = io.StringIO()
+    rows = [table.head, *(row for row in table.rows if row)]
+    csv.writer(out, lineterminator="\n").writerows([*map(without_formula, row)] for row in rows)
     return out.getvalue()
 
 
-def _without_formula(cell: str) -> str:
-    """The cell as a text: names of columns and classes may come from another machine."""
-    is_formula = cell.startswith(("=", "@", "\t", "\r")) or (cell[:1] in ("+", "-") and {*cell} & {*"(|!"})
-    return f"'{cell}" if is_formula else cell
+def without_formula(cell: str) -> str:
+    """The cell as a spreadsheet shows it: behind an apostrophe, if it would be a formula.
+
+    Names of classes and sites are another's. A number with a sign, such as -1.5 or +2.0 ± 0.3, is none.
+    """
+    is_formula = cell[:1] in ("=", "@", "\t", "\r") or (cell[:1] in ("+", "-") and FORMULA.search(cell))
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}" if is_formula else cell
+    return cell
 
 
 def capital(title: str) -> str:

@@ -4,6 +4,7 @@ A criterion's functions have no branch on a tensor's value, so they run under vm
 samples, but for Cox's: there a sample's loss is among those of the same batch that are at risk.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -139,7 +140,8 @@ def survival(loss: str = "cox", ties: str = "efron", cuts: Sequence[float] = ())
         losses = partial(_partial_likelihood, ties)
         return Criterion("survival", losses, _as_they_are, _mean, losses, None)
     ends = tuple(float(cut) for cut in cuts)
-    if not ends or ends[0] <= 0 or any(b <= a for a, b in pairwise(ends)):
+    is_ascending = all(b > a for a, b in pairwise((0.0, *ends)))
+    if not ends or not is_ascending or math.isinf(ends[-1]):
         raise UsageError(
             f"cuts={list(ends)} must be one or several times above 0, each later than the one before: "
             "discrete_time has an interval up to each of them"

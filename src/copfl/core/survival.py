@@ -152,13 +152,16 @@ def survival_at(times: Numbers, risk: Numbers, hazard: Curve) -> Numbers:
         risk: [n], logarithms of hazards.
         hazard: The cumulative hazard of a sample of risk 0.
     """
-    with np.errstate(over="ignore"):
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # of an infinite risk, before the first event, it is not known
         return np.asarray(np.exp(-np.exp(risk)[:, None] * hazard.at(times)[None]))
 
 
 def medians(risk: Numbers, hazard: Curve) -> Numbers:
     """[n], the first time at which no more than half are without an event; infinite if the curve ends above."""
-    needed = np.log(2) * np.exp(-risk)
+    with np.errstate(over="ignore"):
+        needed = np.log(2) * np.exp(-risk)
     place = np.searchsorted(hazard.values, needed, side="left")
     return np.asarray(np.append(hazard.times, np.inf)[place])
 

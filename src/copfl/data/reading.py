@@ -25,6 +25,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from copfl.errors import DataError, how_to_set, raised_as
+from copfl.foreign import printable
 
 T = TypeVar("T")
 MIB = 2**20
@@ -217,7 +218,7 @@ def _unpickled(raw: bytes, source: str) -> Any:
     class Reader(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> type[Inert]:
             if (module, name) not in _PICKLED_NUMPY:
-                named = f"its pickle names {module}.{name}"
+                named = f"its pickle names {printable(f'{module}.{name}')[:100]}"
                 raise DataError(f"{source} is refused: {named}, which no data file needs")
             return Inert
 
@@ -247,6 +248,7 @@ def pickled_bytes(record: object, columns: int, source: str) -> NDArray[np.uint8
 
 def pickled_array(record: object, source: str) -> NDArray[Any]:
     """The array of numbers of a record that `_unpickled` returned."""
+    no_array = f"{source} is no array of numbers"
     match getattr(record, "state", None):
         case (_, tuple(shape), dtype, in_fortran_order, bytes(raw)):
             match getattr(dtype, "arguments", None), getattr(dtype, "state", None):
@@ -254,11 +256,11 @@ def pickled_array(record: object, source: str) -> NDArray[Any]:
                     kind = np.dtype(f"{order}{code}")
                     sizes = [n for n in shape if type(n) is int and n >= 0]
                     if len(sizes) == len(shape) and math.prod(sizes) * kind.itemsize == len(raw):
-                        array = np.frombuffer(raw, kind).reshape(
-                            shape, order="F" if in_fortran_order else "C"
-                        )
+                        order_of = "F" if in_fortran_order else "C"
+                        with raised_as(DataError, no_array, ValueError, OverflowError):  # of too many sides
+                            array = np.frombuffer(raw, kind).reshape(shape, order=order_of)
                         return np.ascontiguousarray(array, kind.newbyteorder("="))
-    raise DataError(f"{source} is no array of numbers")
+    raise DataError(no_array)
 
 
 def pickled_npz(path: Path, entry: str) -> dict[str, NDArray[Any]]:
@@ -309,10 +311,29 @@ def npz_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
 def _npz_entries(archive: zipfile.ZipFile, path: Path) -> list[zipfile.ZipInfo]:
     """The entries of a .npz file, if they fit into memory: compressed zeros can grow a thousandfold."""
     entries = archive.infolist()
-    limit, total = max(1024 * MIB, 100 * path.stat().st_size), sum(entry.file_size for entry in entries)
-    if total > limit:
-        raise DataError(f"{path} would unpack to {total:,} bytes; at most {limit:,} are accepted")
+    _require_size(str(path), sum(entry.file_size for entry in entries), path.stat().st_size)
     return entries
+
+
+def require_room(paths: Sequence[Path], source: Path) -> None:
+    """DataError if .npz files do not fit into memory together.
+
+    Args:
+        paths: The files.
+        source: Their folder, for the error.
+    """
+    total = 0
+    for path in paths:
+        with data_errors(str(path), ".npz file"), zipfile.ZipFile(path) as archive:
+            total += sum(entry.file_size for entry in archive.infolist())
+    _require_size(str(source), total, sum(path.stat().st_size for path in paths))
+
+
+def _require_size(source: str, unpacked: int, packed: int) -> None:
+    """DataError if what would unpack to so many bytes is too large for files of so many bytes."""
+    limit = max(1024 * MIB, 100 * packed)
+    if unpacked > limit:
+        raise DataError(f"{source} would unpack to {unpacked:,} bytes; at most {limit:,} are accepted")
 
 
 def _npy_header(file: IO[bytes], source: str, end: int) -> tuple[tuple[int, ...], np.dtype[np.generic]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import random
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -133,6 +135,7 @@ HOSTILE = {
     "a persistent name": b"\x80\x04Psecret\n.",
     "an extension": b"\x80\x02\x82\x01.",
     "nothing": b"",
+    "a name of several lines": b"\x80\x02cnumpy\n" + b"evil\x1b[2J\rname\n.",
     "a cut pickle": pickle.dumps(np.arange(100))[:-30],
     "a number": pickle.dumps(3),
     "a dictionary": pickle.dumps({"x": 1}),
@@ -168,6 +171,65 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     write(make(tmp_path), "train", 0, x=np.zeros((10_000, 30)), y=np.zeros(10_000))
     with pytest.raises(DataError, match=r"would unpack to [\d,]+ bytes"):
         load(tmp_path)
+
+
+def test_small_bombs_in_many_files_are_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them fits into memory, and all of them do not."""
+    monkeypatch.setattr(reading, "MIB", 128)
+    folder = make(tmp_path)
+    for client in SIZES:
+        write(folder, "train", client, x=np.zeros((12_000, 1)), y=np.zeros(1))
+    with pytest.raises(DataError, match=rf"{tmp_path} would unpack to [\d,]+ bytes"):
+        load(tmp_path)
+
+
+def test_pipes_and_two_files_of_a_client(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    os.mkfifo(folder / "train" / "7.npz")  # whoever opens it waits for ever
+    assert len(load(folder).groups) == 4
+    (folder / "train" / "01.npz").write_bytes((folder / "train" / "1.npz").read_bytes())
+    with pytest.raises(DataError, match=r"has two files of one client, 01\.npz among them"):
+        load(folder)
+
+
+SHAPES = [(0, 2**62), (0, 2**70), (1,) * 70, (0,) * 70, (2**31, 0, 2**31), (True, 1), (-1, -1)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes_that_no_array_has(shape: tuple[int, ...]) -> None:
+    kind = SimpleNamespace(arguments=("f8", 0, 1), state=(3, "<"))
+    content = b"" if 0 in shape else bytes(8)
+    record = SimpleNamespace(state=(1, shape, kind, False, content))
+    with pytest.raises(DataError, match="is no array of numbers"):
+        reading.pickled_array(record, "x")
+
+
+def read_or_refused(path: Path) -> list[Any] | str:
+    """The arrays, or why they are refused; no other error is expected."""
+    try:
+        return list(reading.pickled_npz(path, "data").values())
+    except DataError as error:
+        return str(error)
+
+
+def test_random_pickles_are_read_or_refused(tmp_path: Path) -> None:
+    draw, path = random.Random(0), tmp_path / "0.npz"
+    content = np.array({"x": np.arange(6.0).reshape(2, 3), "y": np.arange(2)}, dtype=object)
+    originals = [pickle.dumps(content, protocol) for protocol in (2, 3, 4)]
+    for _ in range(1000):
+        raw = bytearray(draw.choice(originals))
+        for _ in range(draw.randint(1, 3)):
+            place = draw.randrange(len(raw))
+            raw[place : place + draw.choice([0, 1, 3])] = draw.randbytes(draw.choice([0, 1, 3]))
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(header, {"descr": "|O", "fortran_order": False, "shape": ()})
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("data.npy", header.getvalue() + raw)
+        found = read_or_refused(path)
+        if isinstance(found, str):
+            assert "\n" not in found
+        else:
+            assert all(isinstance(array, np.ndarray) for array in found)
 
 
 def test_what_a_folder_lacks_is_said(tmp_path: Path) -> None:

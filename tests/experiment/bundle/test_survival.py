@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 from pathlib import Path
@@ -9,16 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 import copfl
 from copfl.core.survival import baseline_hazard
-from copfl.errors import UsageError
+from copfl.errors import CopflError, UsageError
 from copfl.experiment import survival
-from copfl.experiment.bundle.places import FILE
+from copfl.experiment.bundle.places import FILE, WEIGHTS
 from copfl.report.page import sections
 from copfl.report.run_data import read_all
 from tests.commands import called
 from tests.data.test_survival import cohort, written
+from tests.hostile import json_versions
 
 SETTINGS: dict[str, Any] = {
     "rounds": 2,
@@ -226,3 +229,47 @@ def test_a_hazard_that_falls_is_refused(folder: Path, tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     with pytest.raises(copfl.errors.RunError, match="baseline hazard"):
         copfl.load(tmp_path / "model")
+
+
+# -- bundles of somebody else --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run", ["cox", "discrete"])
+def test_random_bundles_give_probabilities_or_one_error(run: str, folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / run
+    copfl.load(folder / run, 0).save(place)
+    new = {name: values[:3] for name, values in rows(folder).items()}
+    known = 0
+    for content in json_versions((place / FILE).read_bytes(), 300):
+        (place / FILE).write_bytes(content)
+        with contextlib.suppress(CopflError):
+            bundle = copfl.load(place)
+            for values in (bundle.predict_survival(new, TIMES), bundle.predict_median(new)):
+                assert len(values) == 3
+            known += 1
+    assert known
+
+
+@pytest.mark.parametrize("factor", [1e30, -1e30])
+def test_risks_without_end_are_no_warnings(factor: float, folder: Path, tmp_path: Path, capsys: Any) -> None:
+    place = tmp_path / "cox"
+    copfl.load(folder / "cox", 0).save(place)
+    weights = load_file(place / WEIGHTS)
+    save_file({name: factor * tensor for name, tensor in weights.items()}, place / WEIGHTS)
+    answer = called(capsys, "predict", place, "--data", folder / "new.csv", "--times", "0.001,1,1e9")
+    assert answer.code in (0, 2)
+    assert "Traceback" not in answer.err
+    assert "Warning" not in answer.err
+    for times in ("nan", "-1", "inf", "0", "1,,2", "x"):
+        answer = called(capsys, "predict", place, "--data", folder / "new.csv", "--times", times)
+        assert answer.code in (0, 2)
+        assert "Traceback" not in answer.err
+
+
+def test_the_card_says_whose_times_are_in_a_bundle(folder: Path) -> None:
+    told = "the times of events of training samples"
+    cards = {
+        run: (copfl.load(folder / run, 0).folder / "README.md").read_text() for run in ("cox", "discrete")
+    }
+    assert told in cards["cox"]
+    assert told not in cards["discrete"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -62,6 +63,24 @@ def test_an_answer_arrives_and_what_is_none_is_refused(tmp_path: Path) -> None:
             with pytest.raises((UsageError, RunError), match=r"the server refuses: it is no answer"):
                 admission.send(address, authority, wrong)
     assert is_served(admission.PATH, "192.0.2.1")  # nodes reach it, behind the proxy too
+
+
+def test_who_does_not_finish_its_answer_occupies_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "TIMEOUT", 0.2)
+    app, sent = coordinated(tmp_path, "north"), list[Any]()
+
+    async def receive() -> Any:
+        await asyncio.sleep(0.02)
+        return {"type": "http.request", "body": b" ", "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": admission.PATH, "headers": []}
+    asyncio.run(asyncio.wait_for(admission.Admission(flower, app)(scope, receive, send), 5))
+    assert not sent
 
 
 def test_another_server_is_told_nothing(tmp_path: Path) -> None:

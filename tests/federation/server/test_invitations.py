@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,15 @@ from copfl.federation.operations import joining, watched
 from copfl.federation.operations.page import FederationPage
 from copfl.federation.operations.status import status
 from copfl.federation.policy.refusal import PolicyError
+from copfl.federation.protocol import invitation
 from copfl.federation.protocol.invitation import JOINS, MISFITS, InvitationAnswer, Misfit
-from copfl.federation.protocol.keys import SigningKey, new_key
+from copfl.federation.protocol.keys import SigningKey, is_signed, new_key
 from copfl.federation.protocol.node_config import NodeConfig
 from copfl.federation.protocol.proposal import KEY
 from copfl.federation.server import invitations
 from copfl.federation.server.invitations import ADMITTED, DO_NOT_FIT, NO_ANSWER, TWO_KEYS, WAITS
 from copfl.federation.server.membership import coordinator_key, propose, read_roster, revoke
-from tests.federation.invited import coordinated, invitation_in, joined, write_rows
+from tests.federation.invited import SITES, coordinated, invitation_in, joined, write_rows
 
 
 def states(app: Path) -> dict[str, str]:
@@ -119,6 +121,29 @@ def test_a_site_tells_no_columns_but_the_contracts(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="it names columns that the contract does not have"):
             invitations.receive(app, told.signed(site.key))
     assert states(app)["north"] == NO_ANSWER
+
+
+def test_who_knows_no_invitation_has_the_server_verify_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each post was a signature for its own, and one for every invitation in the folder."""
+    app = coordinated(tmp_path, *SITES)
+    _, document = joining.answer(joined(app, "north", tmp_path))
+    assert len(list(invitations.of_folder(app))) == 3
+    verified: list[bytes] = []
+
+    def noted(public: str, content: bytes, signature: str) -> bool:
+        verified.append(content)
+        return is_signed(public, content, signature)
+
+    monkeypatch.setattr(invitation, "is_signed", noted)
+    digest = json.loads(document)["invitation"]
+    for _ in range(5):
+        with pytest.raises(UsageError, match="knows no such invitation"):
+            invitations.receive(app, document.replace(digest.encode(), b"0" * 64))
+    assert not verified
+    assert invitations.receive(app, document) == WAITS
+    assert len(verified) == 1
 
 
 def test_who_leaves_is_revoked_by_its_own_signature(tmp_path: Path) -> None:

@@ -10,13 +10,14 @@ from copfl.data import reading
 from copfl.data.arrays import from_splits
 from copfl.data.samples import Dataset
 from copfl.errors import DataError
+from copfl.tables import listed
 
 ENTRY = "data"  # of a file: a dictionary of x and y, as an array of one Python object
 
 
 def is_pfllib(location: Path) -> bool:
     """Whether a folder has train/N.npz."""
-    return any(path.stem.isdecimal() for path in (location / "train").glob("*.npz"))
+    return any(path.stem.isdecimal() and path.is_file() for path in (location / "train").glob("*.npz"))
 
 
 def pfllib(location: Path, *, kind: str | None = None, augment: bool = False) -> Dataset:
@@ -34,6 +35,7 @@ def pfllib(location: Path, *, kind: str | None = None, augment: bool = False) ->
             f"{location} lacks {lacks}/{alone[0]}.npz; each client has a file in train/ and in test/"
         )
     clients = sorted(files["train"])
+    reading.require_room([path for paths in files.values() for path in paths.values()], location)
     splits = []
     for paths in files.values():
         parts = [_samples(paths[client]) for client in clients]
@@ -55,15 +57,20 @@ def pfllib(location: Path, *, kind: str | None = None, augment: bool = False) ->
 
 
 def _numbered(folder: Path) -> dict[int, Path]:
-    """The files of the clients by their number."""
-    return {int(path.stem): path for path in folder.glob("*.npz") if path.stem.isdecimal()}
+    """The files of the clients by their number; pipes and devices are none."""
+    files = [path for path in sorted(folder.glob("*.npz")) if path.stem.isdecimal() and path.is_file()]
+    by_number = {int(path.stem): path for path in files}
+    if twice := [path.name for path in files if by_number[int(path.stem)] != path]:
+        raise DataError(f"{folder} has two files of one client, {twice[0]} among them; remove one")
+    return by_number
 
 
 def _samples(path: Path) -> tuple[NDArray[Any], NDArray[Any]]:
     """x and y of a client."""
     arrays = reading.pickled_npz(path, ENTRY)
     if missing := [name for name in ("x", "y") if name not in arrays]:
-        raise DataError(f"{path} has no {missing[0]}; it has {', '.join(map(repr, arrays)) or 'nothing'}")
+        has = listed([repr(name[:40]) for name in arrays], 8)
+        raise DataError(f"{path} has no {missing[0]}; it has {has or 'nothing'}")
     x, y = arrays["x"], arrays["y"]
     if not x.ndim or not y.ndim or len(x) != len(y):
         raise DataError(f"{path} has x of the shape {list(x.shape)} and y of the shape {list(y.shape)}")

@@ -59,6 +59,8 @@ def card(description: Description, folder: str, remembers_samples: bool = False)
           if (code := [*own_code(description.model), *own_code(description.task)]) else []),
         *(["- **Contains:** features of training samples, one by one. Keep it where the samples are"]
           if remembers_samples else []),
+        *(["- **Contains:** the times of events of training samples, as steps of the baseline hazard. Keep it where "
+           "the samples are"] if output.hazard is not None else []),
         "- **Licences** of the data, of the base and of this model: fill in",
         "",
     ]  # fmt: skip

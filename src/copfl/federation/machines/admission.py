@@ -4,6 +4,7 @@ It is no service of its own: the request is one more path of the fleet interface
 nothing from it, and it admits nobody: an answer waits until the coordinator has compared its words.
 """
 
+import asyncio
 import json
 import ssl
 from pathlib import Path
@@ -29,22 +30,28 @@ class Admission:
 
     def __init__(self, app: Any, folder: Path) -> None:
         self.app, self.folder = app, folder
+        self.one_at_a_time = asyncio.Semaphore(1)  # so that many posts occupy one processor at most
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http" or scope["path"] != PATH:
             await self.app(scope, receive, send)
             return
         from starlette.concurrency import run_in_threadpool
-        from starlette.requests import Request
+        from starlette.requests import ClientDisconnect, Request
         from starlette.responses import JSONResponse
 
         content = b""
-        async for chunk in Request(scope, receive).stream():
-            content += chunk
-            if len(content) > MOST_ANSWER:
-                break
         try:
-            state = await run_in_threadpool(invitations.receive, self.folder, content)
+            async with asyncio.timeout(TIMEOUT):
+                async for chunk in Request(scope, receive).stream():
+                    content += chunk
+                    if len(content) > MOST_ANSWER:
+                        break
+        except (TimeoutError, ClientDisconnect):
+            return  # nothing is kept of whom does not finish
+        try:
+            async with self.one_at_a_time:
+                state = await run_in_threadpool(invitations.receive, self.folder, content)
             response = JSONResponse({"state": state})
         except CopflError as error:
             logger.warning("copfl: an answer to an invitation was refused: %s", printable(error))

@@ -27,6 +27,7 @@ FORMAT = 1
 DAYS = 14  # until an invitation expires
 MOST_BYTES = 2**22
 MOST_ANSWER = 2**16
+NO_ANSWER = "it is no answer to an invitation: {}"
 JOINS, MISFITS, LEAVES = STATES = ("joins", "has data that do not fit", "leaves")
 # Keys of a run config that the coordinator may change without asking again: which run it is, and whether the
 # members first agree on what the contract leaves open.
@@ -251,9 +252,17 @@ class InvitationAnswer:
         return json.dumps(json.loads(self.content) | {"signature": signature}, indent=1).encode() + b"\n"
 
 
+def invitation_of(content: bytes) -> str:
+    """The SHA-256 of the invitation that a document says it answers, before its signature is looked at."""
+    with raised_as(UsageError, NO_ANSWER, *foreign.DAMAGE):
+        if len(content) > MOST_ANSWER:
+            raise ValueError(f"it has more than {MOST_ANSWER:,} bytes")
+        return str(json.loads(content)["invitation"])
+
+
 def read_answer(content: bytes) -> InvitationAnswer:
     """The answer in a document; UsageError if it is none, or not signed by the key that it names."""
-    with raised_as(UsageError, "it is no answer to an invitation: {}", *foreign.DAMAGE, CopflError):
+    with raised_as(UsageError, NO_ANSWER, *foreign.DAMAGE, CopflError):
         if len(content) > MOST_ANSWER:
             raise ValueError(f"it has more than {MOST_ANSWER:,} bytes")
         fields = json.loads(content)

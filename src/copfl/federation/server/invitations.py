@@ -7,6 +7,7 @@ admits a key alone whose words the site has read out by telephone.
 import datetime
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from copfl.federation.protocol.invitation import (
     Invitation,
     InvitationAnswer,
     SignedInvitation,
+    invitation_of,
     read_answer,
 )
 from copfl.federation.protocol.keys import SigningKey
@@ -140,7 +142,14 @@ def _other_file(folder: Path, site: str) -> Path:
 def of_folder(folder: Path) -> Iterator[Invitation]:
     """The invitations of the app in a folder."""
     for path in sorted((folder / INVITATIONS).glob(f"*{SUFFIX}")):
-        yield invitations.read(path.read_bytes()).invitation
+        state = path.stat()
+        yield _read(path, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=1024)  # or everybody who posts has the server verify all of them
+def _read(path: Path, size: int, changed: int) -> Invitation:
+    """The invitation in a file of this size that was last changed then."""
+    return invitations.read(path.read_bytes()).invitation
 
 
 def invited(folder: Path) -> list[InvitedSite]:
@@ -172,13 +181,15 @@ def receive(folder: Path, document: bytes) -> str:
         folder: The folder of the app.
         document: What the site signed.
     """
-    answer = read_answer(document)
-    invitation = next((known for known in of_folder(folder) if known.digest == answer.invitation), None)
+    # Before anything is verified: who knows no invitation costs a look at a list.
+    digest = invitation_of(document)
+    invitation = next((known for known in of_folder(folder) if known.digest == digest), None)
     if invitation is None:
         raise UsageError(
             "the coordinator knows no such invitation: it wrote a newer one, or another coordinator wrote this "
             "one; ask it by telephone"
         )
+    answer = read_answer(document)
     contract = invitation.contract
     columns = {""} if contract is None else {"", contract.group, contract.time}
     columns |= {column.name[:100] for column in (*contract.columns, *contract.targets)} if contract else set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -239,6 +240,23 @@ def test_engines_grow_the_same_trees() -> None:
     assert one == pytest.approx(other, abs=1e-10)
 
 
+@pytest.mark.parametrize("name", ["two values", "three classes"])
+def test_what_is_known_of_the_rows_changes_no_bit(name: str) -> None:
+    @dataclass(frozen=True)
+    class Unknown(Trees):
+        def rows_for(self, *_: Any) -> None:
+            return None
+
+    problem = problem_of(name)
+    one, other = (grown(how, problem) for how in (Trees(least=3, own=1), Unknown(least=3, own=1)))
+    pairs = zip(
+        tree.leaves((one.server, one.clients.all)),
+        tree.leaves((other.server, other.clients.all)),
+        strict=True,
+    )
+    assert all(torch.equal(*pair) for pair in pairs)
+
+
 def test_a_part_of_the_columns() -> None:
     problem = problem_of("values")
     forest = grown(Trees(least=3, columns=0.25), problem).server.grown.forest
@@ -267,9 +285,22 @@ def test_the_model_chooses_the_algorithm_and_the_algorithm_the_model() -> None:
     assert by_model.run.rounds == by_algorithm.run.rounds == Trees.usual_rounds
 
 
+@pytest.mark.parametrize(
+    ("data", "tables", "rounds"),
+    [
+        ("wine", {"model": {"trees": 20}}, 2 + 20 * 3),
+        ("wine", {"model": {"trees": 20, "depth": 2}, "algorithm": {"own": 5}}, 2 + 15 * 2 + 1),
+        ("diabetes", {"task": {"loss": "absolute"}}, 2 + 100 * 4),
+    ],
+)
+def test_a_run_has_the_rounds_that_its_trees_need(data: str, tables: dict[str, Any], rounds: int) -> None:
+    algorithm = {"name": "trees"} | tables.get("algorithm", {})
+    assert complete(tables | {"data": {"name": data}, "algorithm": algorithm}).run.rounds == rounds
+
+
 def test_other_losses_are_refused() -> None:
-    task = task_of(TreesModel((4,), 1), 1, criterion=regression(loss="absolute"))
-    with pytest.raises(UsageError, match="trees predict values by squared error"):
+    task = task_of(TreesModel((4,), 1), 1, criterion=regression(loss="huber"))
+    with pytest.raises(UsageError, match="trees predict values by squared or absolute error"):
         Trees().server_init(task, 3)
 
 

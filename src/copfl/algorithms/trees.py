@@ -1,13 +1,16 @@
 """Trees by sums (Friedman 2001; Chen and Guestrin 2016): boosted trees that a federation grows together."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from copfl.core import ClientOutput, Data, Metrics, Plan, Task, tree
 from copfl.core.criteria import mean_of_valid
+from copfl.core.task import Epoch
 from copfl.errors import UsageError, above, at_least, fraction_of
 from copfl.parts.boosting import (
     CELLS,
@@ -15,13 +18,21 @@ from copfl.parts.boosting import (
     NEVER,
     Bins,
     Forest,
+    Growth,
     Target,
     allowed_columns,
     best_splits,
+    counts_of_cells,
     histogram,
+    joined,
+    median_of_cells,
+    no_trees,
     own_intercept,
+    own_trees,
+    rewarded,
     target_of,
     with_level,
+    with_medians,
 )
 
 LARGEST = 8_000_000  # numbers of an upload
@@ -36,11 +47,12 @@ class Grown(NamedTuple):
     bins: Bins
     forest: Forest
     log_ratio: Tensor  # [q], log τ²/σ², of the sites' intercepts
+    log_scale: Tensor  # [q], log σ²; of classes and labels 0
 
 
 class Server(NamedTuple):
     grown: Grown
-    log_scale: Tensor  # [q], log σ²; of classes and labels 0
+    gain: Tensor  # [columns], of all splits so far
 
 
 class Down(NamedTuple):
@@ -50,6 +62,7 @@ class Down(NamedTuple):
 class Client(NamedTuple):
     intercept: Tensor  # [q], u
     own: Server | None  # the trees that it grows alone
+    trees: Forest | None  # those that it grows after the shared ones
 
 
 class Upload(NamedTuple):
@@ -60,11 +73,22 @@ class Total(NamedTuple):
     sums: Tensor
 
 
+class Rows(NamedTuple):
+    """What the trees of a round say of rows; the next round needs one tree more."""
+
+    bin: Tensor  # [n, columns] int16
+    eta: Tensor  # [n, q]
+    leaf: Tensor  # [n, 1], in the tree that grows
+    trees: Tensor  # [], how many are in η
+
+
 @dataclass(frozen=True)
 class Trees:
     """Boosted trees of all sites, and an intercept per site that is shrunk to the common one: u ~ N(0, τ²).
 
-    A round grows one level of a tree. It trains `--model trees`, whose options say how many trees, and how deep.
+    A round grows one level of a tree; of absolute errors, a further one gives its leaves their medians. It trains
+    `--model trees`, whose options say how many trees, and how deep. The last `own` of them are those of a site: it
+    grows them on what the shared trees and its intercept leave to it, and keeps as many as its own folds reward.
 
     rate       the fraction of a Newton step that a leaf takes
     penalty    λ, in rows of a leaf (values), or in their second derivatives (classes, labels)
@@ -74,6 +98,10 @@ class Trees:
     columns    the fraction of the columns that a tree uses
     seed       of the choice of columns
     intercept  whether each site has an intercept of its own
+    own        trees that each site grows for itself after the shared ones, at most; 0: all trees are shared
+    own_rate   of a site's own trees
+    own_penalty  λ of a site's own trees
+    folds      of its rows, by which a site chooses how many of its own trees it keeps
     alone      whether each site grows its own trees, and sends nothing: what it has without the others
 
     Paper: all rows are in one place. Here the sums of the sites give the same. With several classes a tree has a
@@ -88,6 +116,10 @@ class Trees:
     columns: float = 1.0
     seed: int = 0
     intercept: bool = True
+    own: int = 0
+    own_rate: float = 0.05
+    own_penalty: float = 10.0
+    folds: int = 5
     alone: bool = False
 
     trains = "trees"
@@ -96,93 +128,184 @@ class Trees:
     total_epochs = 1
 
     def __post_init__(self) -> None:
-        above(0, rate=self.rate)
-        at_least(0, penalty=self.penalty, seed=self.seed)
+        above(0, rate=self.rate, own_rate=self.own_rate)
+        at_least(0, penalty=self.penalty, own_penalty=self.own_penalty, seed=self.seed, own=self.own)
         at_least(1, least=self.least)
-        at_least(2, bins=self.bins)
+        at_least(2, bins=self.bins, folds=self.folds)
         if self.bins > CELLS // 2:
             raise UsageError(f"bins={self.bins} must be at most {CELLS // 2}")
         fraction_of("the rows", rows=self.rows)
         fraction_of("the columns", columns=self.columns)
+        if self.alone and self.own:
+            raise UsageError(
+                "alone=true grows all trees at the sites; leave out own, which is for trees after shared ones"
+            )
 
     def trained_alone(self) -> "Trees":
-        return replace(self, alone=True)
+        return replace(self, alone=True, own=0)
+
+    def epochs_in(self, task: Task, round: int) -> int:
+        """A second epoch in the rounds after the last shared tree: its order divides a site's rows into folds."""
+        trees, splits = self._size(task)
+        last = BEFORE + trees * _steps(_target(task), (splits + 1).bit_length() - 1)
+        return 2 if self.own and round >= last else 1
+
+    @staticmethod
+    def rounds_of(tables: Mapping[str, Mapping[str, Any]]) -> int:
+        """Until all trees have grown, by the settings of a run."""
+
+        def number(kind: str, key: str, usual: int) -> int:
+            value = tables.get(kind, {}).get(key)
+            return value if isinstance(value, int) else usual
+
+        own, by_median = number("algorithm", "own", 0), tables.get("task", {}).get("loss") == "absolute"
+        trees, depth = max(1, number("model", "trees", 100) - own), max(1, number("model", "depth", 3))
+        return BEFORE + trees * (depth + by_median) + (own > 0)
 
     def server_init(self, task: Task, clients: int) -> Server:
         target, like = _target(task), task.initial
-        trees, nodes = _shape(task, "ensemble.feature")
-        columns, splits = task.layout.head_shape[1], nodes // 2
+        trees, splits = self._size(task)
+        columns = task.layout.head_shape[1]
         edges = like.new_full((columns, self.bins - 1), NEVER)
         bins = Bins(like.new_zeros(columns), like.new_ones(columns), edges)
-        forest = Forest(
-            torch.zeros(trees, splits, dtype=torch.int32, device=task.device),
-            like.new_full((trees, splits), NEVER),
-            like.new_zeros(trees, splits + 1, target.outputs),
-            like.new_zeros(target.outputs),
-        )
-        if (numbers := columns * self._room(forest)) > LARGEST:
+        forest = no_trees(trees, (splits + 1).bit_length() - 1, like, target)
+        if (numbers := columns * self._room(forest) + _cells(target, forest)) > LARGEST:
             raise UsageError(
                 f"trees send sums by column, node and bin, here {numbers:,}, and {LARGEST:,} are the most; use fewer "
                 "columns, a smaller model.depth, or fewer algorithm.bins"
             )
         rounds = torch.zeros((), dtype=torch.int64, device=task.device)
         zeros = _double(task).new_zeros(target.outputs)
-        return Server(Grown(rounds, bins, forest, zeros + FIRST_RATIO), zeros)
+        return Server(
+            Grown(rounds, bins, forest, zeros + FIRST_RATIO, zeros), _double(task).new_zeros(columns)
+        )
 
     def client_init(self, task: Task) -> Client:
+        target, (_, splits) = _target(task), self._size(task)
         own = self.server_init(task, 1) if self.alone else None
-        return Client(_double(task).new_zeros(_target(task).outputs), own)
+        depth = (splits + 1).bit_length() - 1
+        trees = no_trees(self.own, depth, task.initial, target) if self.own else None
+        return Client(_double(task).new_zeros(target.outputs), own, trees)
+
+    def _size(self, task: Task) -> tuple[int, int]:
+        """How many shared trees the model has room for, and the splits of each."""
+        trees, nodes = _shape(task, "ensemble.feature")
+        if self.own >= trees:
+            raise UsageError(
+                f"algorithm.own={self.own} must be below model.trees={trees}, as the first trees are shared; use a "
+                "smaller own, or alone=true for trees of each site alone"
+            )
+        return trees - self.own, nodes // 2
 
     def downlink(self, server: Server, ids: Tensor) -> Down:
         return tree.repeat(Down(server.grown), len(ids))
 
     def personal_model(self, task: Task, client: Client, down: Down) -> Tensor:
         grown = down.grown if client.own is None else client.own.grown
-        return _model(task, _target(task), grown.forest, client.intercept)
+        forest = grown.forest if client.trees is None else joined(grown.forest, client.trees)
+        return _model(task, _target(task), forest, client.intercept)
 
     def client_update(self, task: Task, client: Client, down: Down, data: Data, plan: Plan) -> ClientOutput:
         target, like = _target(task), _double(task)
         grown = down.grown if client.own is None else client.own.grown
         forest, bins, depth = grown.forest, grown.bins, grown.forest.depth
-        x = _columns(task, data)
-        counts = (torch.arange(len(x), device=x.device) < data.size).to(like)
-        leaves = forest.leaves(x)
-        eta = forest.eta(leaves, like)
+        growing, level = _growing(grown.rounds, forest, target)
+        counts = (torch.arange(len(data.y), device=data.y.device) < data.size).to(like)
+        known: Rows | None = data.known
+        if known is None:
+            x = _columns(task, data)
+            leaves = forest.leaves(x)
+            at = growing.clamp(0, forest.feature.shape[0] - 1).expand(len(x), 1)
+            known = Rows(bins.of(x), forest.eta(leaves, like), leaves.gather(1, at), growing)
+        eta, leaf = known.eta, known.leaf
         intercept, curvature = client.intercept, torch.exp(-grown.log_ratio)
         if self.intercept and not self.alone:
             intercept, curvature = own_intercept(target, eta, data.y, counts, grown.log_ratio, intercept)
         e, h = target.derivatives(eta + intercept, data.y)
 
-        # The sums by node of the tree that grows, column and bin; before, those that the bins are made from.
+        # The sums by column, node of the tree that grows, and bin.
         used = counts if self.rows == 1 else _drawn(plan, counts, data.size, self.rows)
-        growing, level = _growing(grown.rounds, forest)
-        at = growing.clamp(0, forest.feature.shape[0] - 1).expand(len(x), 1)
-        node = leaves.gather(1, at) >> (depth - level)  # [n, 1]
-        wide, is_first, is_second = x.to(like), grown.rounds == 0, grown.rounds == 1
-        derivatives = [(used * one)[:, None] for one in (*e.unbind(1), *h.unbind(1))]
-        numbers = [*derivatives, used[:, None]]
-        numbers[0] = torch.where(is_first, wide, torch.where(is_second, 1.0, numbers[0])) * counts[:, None]
-        numbers[1] = torch.where(is_first, wide**2 * counts[:, None], numbers[1])
-        # In the round of the cells, other channels than the first have no sum.
-        numbers[1:] = [torch.where(is_second, 0.0, one) for one in numbers[1:]]
-        first, slots = node * self.bins + bins.of(x), self._slots(forest)  # 0 as long as there are no edges
-        index = [first + channel * slots for channel in range(len(numbers))]
-        index[0] = torch.where(is_second, bins.cells(x), first)
-        sums = histogram(index, numbers, self._room(forest))
+        of_rows = used[:, None]
+        second = (
+            [of_rows] * h.shape[1] if target.has_scale else [of_rows * one[:, None] for one in h.unbind(1)]
+        )
+        numbers = [*(of_rows * one[:, None] for one in e.unbind(1)), *second, of_rows]
+        node = leaf >> (depth - level.clamp(max=depth - 1))
+        channels = histogram(node * self.bins + known.bin, numbers, self._slots(forest))
+        sums = channels.transpose(0, 1).flatten(1)
+        sums = torch.cat([sums, sums.new_zeros(len(sums), self._room(forest) - sums.shape[1])], 1)
+        if data.known is None:  # it may be a round before the first tree: those that the bins are made from
+            first = self._first_sums(forest, x.to(like), counts)
+            cells = histogram(bins.cells(x.to(like)), [counts[:, None]], self._room(forest))[0]
+            sums = torch.where(grown.rounds == 0, first, torch.where(grown.rounds == 1, cells, sums))
         means = (target.means(data.y) * counts[:, None]).sum(0)
+        distances = (target.means(data.y) - eta - intercept).abs() if target.by_median else e**2
         spread = torch.stack(
-            [intercept**2, 1 / curvature, ((e**2) * counts[:, None]).sum(0), counts.sum() / curvature]
+            [intercept**2, 1 / curvature, (distances * counts[:, None]).sum(0), counts.sum() / curvature]
         )
         site = torch.stack([counts.sum(), (counts.sum() > 0).to(like)])
-        upload = Upload(torch.cat([sums.flatten(), means, spread.flatten(), site]) / ROWS)
+        parts = [sums.flatten(), means, spread.flatten(), site]
+        if target.by_median:  # the residuals by leaf; before the first tree all rows are in one
+            deviations = (target.means(data.y) - eta - intercept) / (grown.log_scale / 2).exp()
+            parts.append(counts_of_cells(deviations, leaf, used, forest.value.shape[1]).flatten())
+        is_over = growing >= forest.feature.shape[0]  # then nothing is asked for
+        upload = Upload(torch.where(is_over, 0, torch.cat(parts)) / ROWS)
 
-        after = Client(intercept, None)
+        after = client._replace(intercept=intercept)
         if client.own is not None:
-            after = Client(intercept, self._with(task, client.own, upload.sums))
+            after = after._replace(own=self._with(task, client.own, upload.sums))
             upload = Upload(upload.sums[:0])
+        if client.trees is not None and len(plan) > 1:  # of a round after the last shared tree
+            after = after._replace(trees=self._own_trees(task, grown, data, counts, eta + intercept, plan))
         loss = mean_of_valid(task.criterion.losses(target.outputs_of(eta + intercept), data.y), counts > 0)
         metrics = {"loss": loss.to(task.initial.dtype), "weight": data.size.to(task.initial.dtype)}
         return ClientOutput(after, upload, self.personal_model(task, after, down), metrics)
+
+    def rows_for(self, task: Task, server: Server, data: Data, before: Rows | None) -> Rows | None:
+        """The bins of rows and what the trees say of them, for rows of several clients; see core.algorithm."""
+        grown, like, target = server.grown, _double(task), _target(task)
+        forest = grown.forest
+        growing = int(_growing(grown.rounds, forest, target)[0])
+        if self.alone or growing < 0:
+            return None
+        clients, rows = data.y.shape[:2]
+        x = _columns(task, data._replace(x=tree.each(lambda t: t.flatten(0, 1), data.x)))
+        if before is None or int(before.trees[0]) > growing:
+            bin = grown.bins.of(x).to(torch.int16).view(clients, rows, -1)
+            eta, done = forest.bias.to(like).repeat(clients, rows, 1), 0
+        else:
+            bin, eta, done = before.bin, before.eta, int(before.trees[0])
+        for number in range(done, min(growing, len(forest.feature))):
+            leaf = _one(forest, number).leaves(x)[:, 0]
+            eta = eta + forest.value[number].to(like)[leaf].view_as(eta)
+        last = min(growing, len(forest.feature) - 1)
+        leaf = _one(forest, last).leaves(x).view(clients, rows, 1)
+        return Rows(bin, eta, leaf, torch.full((clients,), growing))
+
+    def _first_sums(self, forest: Forest, x: Tensor, counts: Tensor) -> Tensor:
+        """[columns, room]: of each column the sum and the sum of squares, where it has those of its first two bins."""
+        numbers = [one * counts[:, None] for one in (x, x**2)]
+        sum, squares = histogram(torch.zeros_like(x, dtype=torch.int64), numbers, 1)
+        place = torch.arange(self._room(forest), device=x.device)
+        return torch.where(place == 0, sum, torch.where(place == self._slots(forest), squares, 0.0))
+
+    def _own_trees(
+        self, task: Task, grown: Grown, data: Data, counts: Tensor, eta: Tensor, plan: Plan
+    ) -> Forest:
+        """A site's own trees, as many as reduce the loss of rows that they were not grown on; the others say 0."""
+        target, depth, x = _target(task), grown.forest.depth, _columns(task, data)
+        how = Growth(self.own, depth, self.own_rate, self.own_penalty, self.least)
+        place = _places(plan[1], counts)
+        held_out = counts.new_zeros(self.own + 1, len(counts))
+        for fold in range(self.folds):
+            is_out = (place % self.folds == fold).to(counts)
+            _, said = own_trees(target, how, grown.bins, x, data.y, eta, counts * (1 - is_out))
+            losses = [task.criterion.losses(target.outputs_of(eta + one), data.y) for one in said]
+            held_out = held_out + torch.stack(losses) * is_out
+        kept = rewarded(held_out, counts)
+        forest, _ = own_trees(target, how, grown.bins, x, data.y, eta, counts)
+        is_kept = torch.arange(self.own, device=x.device) < kept
+        return forest._replace(value=torch.where(is_kept[:, None, None], forest.value, 0))
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
         return Total(upload.sums)
@@ -191,10 +314,12 @@ class Trees:
         if self.alone:
             return server, {}
         after = self._with(task, server, total.sums)
-        growing, _ = _growing(after.grown.rounds, after.grown.forest)
+        growing, _ = _growing(after.grown.rounds, after.grown.forest, _target(task))
         metrics = {"trees": growing.clamp(0, after.grown.forest.feature.shape[0])}
         if self.intercept:
-            metrics["intercept_deviation"] = ((after.grown.log_ratio + after.log_scale) / 2).exp().mean()
+            metrics["intercept_deviation"] = (
+                ((after.grown.log_ratio + after.grown.log_scale) / 2).exp().mean()
+            )
         return after, metrics
 
     def _with(self, task: Task, before: Server, sums: Tensor) -> Server:
@@ -202,7 +327,8 @@ class Trees:
         target, grown = _target(task), before.grown
         forest, bins, room, q = grown.forest, grown.bins, self._room(grown.forest), target.outputs
         columns = len(bins.centre)
-        parts = torch.split(ROWS * sums.to(before.log_scale), [columns * room, q, 4 * q, 2])
+        sizes = [columns * room, q, 4 * q, 2, _cells(target, forest)]
+        parts = torch.split(ROWS * sums.to(grown.log_scale), sizes)
         histograms, means, (rows, sites) = parts[0].view(columns, room), parts[1], parts[3]
         # Before the first tree: the bins, and the prediction without trees.
         slots, channels = self._slots(forest), 2 * q + 1
@@ -210,31 +336,47 @@ class Trees:
         edged = bins.with_edges(histograms[:, :CELLS])
         start = target.start(means / rows.clamp(min=1)).to(forest.bias)
         # Then one level of a tree.
-        growing, level = _growing(grown.rounds, forest)
+        growing, level = _growing(grown.rounds, forest, target)
         of_bins = histograms[:, : slots * channels].view(columns, channels, -1, self.bins).transpose(0, 1)
         allowed = allowed_columns(growing, columns, self.columns, self.seed)
         splits = best_splits(of_bins, bins.edges, allowed, self.penalty, self.least)
-        larger = with_level(forest, growing, level, splits, self.penalty, self.rate)
+        rate = 0.0 if target.by_median else self.rate  # a median comes in a round of its own
+        larger = with_level(forest, growing, level, splits, self.penalty, rate)
+        residuals, unit = parts[4].view(q, -1, CELLS), (grown.log_scale / 2).exp()
+        if target.by_median:
+            with_leaves = with_medians(forest, growing, residuals, unit, self.penalty, self.rate)
+            larger = tree.each(lambda a, b: torch.where(level == forest.depth, a, b), with_leaves, larger)
 
         first, second = grown.rounds == 0, grown.rounds == 1
         new_bins = tree.each(lambda a, b: torch.where(first, a, b), scaled, bins)
         new_bins = tree.each(lambda a, b: torch.where(second, a, b), edged, new_bins)
         forest = tree.each(lambda a, b: torch.where(first | second, b, a), larger, forest)
-        forest = forest._replace(bias=torch.where(first, start, forest.bias))
-        ratio, scale = self._variances(before, parts[2].view(4, q), rows, sites, target.has_scale)
-        after = Server(Grown(grown.rounds + 1, new_bins, forest, ratio), scale)
+        bias = torch.where(first, start, forest.bias)
+        if target.by_median:
+            centre = (unit * median_of_cells(residuals.sum(1))).to(bias)
+            bias = torch.where(second, bias + centre, bias)
+        forest = forest._replace(bias=bias)
+        variances = self._variances(grown, parts[2].view(4, q), rows, sites, target)
+        is_level = (grown.rounds >= BEFORE) & (growing < len(forest.feature)) & (level < forest.depth)
+        gain = before.gain.scatter_add(0, splits.feature, splits.gain * is_level)
+        after = Server(Grown(grown.rounds + 1, new_bins, forest, *variances), gain)
         return tree.each(lambda new, old: torch.where(rows > 0, new, old), after, before)
 
     def _variances(
-        self, before: Server, spread: Tensor, rows: Tensor, sites: Tensor, has_scale: bool
+        self, before: Grown, spread: Tensor, rows: Tensor, sites: Tensor, target: Target
     ) -> tuple[Tensor, Tensor]:
-        """log τ²/σ² and log σ² by one step of the EM algorithm."""
+        """log τ²/σ² and log σ² by one step of the EM algorithm.
+
+        Of absolute errors σ is that of normal residuals with the same mean distance.
+        """
         squares, inverse, residuals, inverse_rows = spread
         scale = before.log_scale.exp()
         between = (squares + scale * inverse) / sites.clamp(min=1)
-        within = (
-            (residuals + scale * inverse_rows) / rows.clamp(min=1) if has_scale else torch.ones_like(scale)
-        )
+        within = torch.ones_like(scale)
+        if target.by_median:
+            within = math.pi / 2 * (residuals / rows.clamp(min=1)) ** 2
+        elif target.has_scale:
+            within = (residuals + scale * inverse_rows) / rows.clamp(min=1)
         return (between / within.clamp(min=1e-12)).clamp(1e-6, 1e3).log(), within.clamp(min=1e-12).log()
 
     def _room(self, forest: Forest) -> int:
@@ -246,18 +388,38 @@ class Trees:
         return 2 ** (forest.depth - 1) * self.bins  # type: ignore[no-any-return]
 
 
-def _growing(rounds: Tensor, forest: Forest) -> tuple[Tensor, Tensor]:
+def _steps(target: Target, depth: int) -> int:
+    """Rounds of a tree: one for each level, and one for medians in the leaves."""
+    return depth + target.by_median
+
+
+def _cells(target: Target, forest: Forest) -> int:
+    """Numbers of an upload that count residuals by leaf."""
+    return forest.value[0].numel() * CELLS if target.by_median else 0
+
+
+def _growing(rounds: Tensor, forest: Forest, target: Target) -> tuple[Tensor, Tensor]:
     """Which tree grows in a round, and which of its levels; before the first round of a tree, none does."""
-    step = rounds - BEFORE
-    return torch.where(step < 0, -1, step // forest.depth), step % forest.depth
+    step, steps = rounds - BEFORE, _steps(target, forest.depth)
+    return torch.where(step < 0, -1, step // steps), step % steps
+
+
+def _one(forest: Forest, number: int) -> Forest:
+    """One of its trees."""
+    return Forest(*(part[number : number + 1] for part in forest[:3]), forest.bias)
 
 
 def _drawn(plan: Plan, counts: Tensor, size: Tensor, fraction: float) -> Tensor:
     """[n]: 1 of the rows that this round uses, the first of the plan's order."""
-    index = torch.cat([batch.index for batch in plan[0]])
-    valid = torch.cat([torch.ones_like(b.index).bool() if b.valid is None else b.valid for b in plan[0]])
-    first = torch.arange(len(index), device=index.device) < (fraction * size).ceil()
-    return torch.zeros_like(counts).scatter_add(0, index, (first & valid).to(counts))
+    return counts * (_places(plan[0], counts) < (fraction * size).ceil())
+
+
+def _places(epoch: Epoch, counts: Tensor) -> Tensor:
+    """[n]: the place of each row in this order; of padding 0."""
+    index = torch.cat([batch.index for batch in epoch])
+    valid = torch.cat([torch.ones_like(b.index).bool() if b.valid is None else b.valid for b in epoch])
+    place = torch.arange(len(index), device=index.device) * valid
+    return torch.zeros_like(counts).scatter_add(0, index, place.to(counts))
 
 
 def _columns(task: Task, data: Data) -> Tensor:

@@ -11,7 +11,7 @@ Only Down and Upload are sent. A field that is in neither never leaves its side.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -96,6 +96,8 @@ class Traits(NamedTuple):
     head_only: bool = False  # whether it trains the head alone, on features of the body as it begins
     trains: str = ""  # the name of the only model that it can train; empty: any model
     usual_rounds: int = 0  # that are enough for it, where a run sets none; 0: those of any run
+    # The same, where it depends on other settings: of a run's tables, before they are checked.
+    rounds_of: Callable[[Mapping[str, Mapping[str, Any]]], int] | None = None
     local_steps: int = 0  # in place of an epoch; 0: an epoch is a pass over the client's samples
 
 
@@ -141,12 +143,49 @@ def next_plan(
         augment: Whether samples are shifted and flipped.
         limits: The smallest and the largest size, where other clients than these train in the same batch.
     """
-    how: Any = {"batch": batch, "epochs": algorithm.total_epochs, "augment": augment, "random": task.random}
+    how: Any = {"batch": batch, "epochs": epochs_in(algorithm, task, round), "augment": augment}
+    how |= {"random": task.random}
     how |= {"device": task.device, "limits": limits}
     if steps := traits(algorithm).local_steps:
         done = steps_done(algorithm, clients).tolist()
         return plan_of_steps(seed, ids, sizes, done, steps=steps, **how)
     return plan(seed, round, ids, sizes, **how)
+
+
+def epochs_in(algorithm: Any, task: Task, round: int) -> int:
+    """The epochs of a local update in this round: `total_epochs`, unless there is a method of this name.
+
+    So the structure of a plan tells `client_update`, without a branch on a tensor, what kind of round it is.
+
+    Args:
+        algorithm: In its wrappers.
+        task: What the clients learn.
+        round: From 0; a new client has the rounds after the last.
+    """
+    inside = algorithm
+    while inside is not None:
+        if (rule := getattr(inside, "epochs_in", None)) is not None:
+            return int(rule(task, round))
+        inside = getattr(inside, "algorithm", None)
+    return int(algorithm.total_epochs)
+
+
+def rows_for(algorithm: Any, task: Task, server: Any, data: Data, before: Any) -> Any:
+    """What a local update would compute of the samples alone, for these clients: its `data.known`; None: nothing.
+
+    An algorithm may have a method of this name, if most of it is known from the round before. It runs outside of
+    vmap, on clients in one process, and may read values. It changes no result: without it, a local update computes
+    the same.
+
+    Args:
+        algorithm: In its wrappers.
+        task: What the clients learn.
+        server: Before the round.
+        data: A row per client.
+        before: What this returned for the same clients in an earlier round; None: nothing is known.
+    """
+    rule = getattr(algorithm, "rows_for", None)
+    return None if rule is None else rule(task, server, data, before)
 
 
 def steps_done(algorithm: Any, clients: Any) -> Tensor:

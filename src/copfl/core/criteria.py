@@ -110,6 +110,15 @@ def is_log_likelihood(criterion: Criterion) -> bool:
     return (losses.func, losses.args) == (plain.func, plain.args)
 
 
+def is_absolute(criterion: Criterion) -> bool:
+    """Whether the training loss is the absolute error of values."""
+    losses = criterion.losses
+    if not isinstance(losses, partial) or losses.func is not _scaled_distances:
+        return False
+    distances = losses.args[0]
+    return isinstance(distances, partial) and distances.func is _distances and distances.args[0] == "absolute"
+
+
 def standardised_targets(criterion: Criterion, y: Tensor) -> Tensor:
     """The values of a regression in the units of a model's outputs."""
     assert isinstance(criterion.losses, partial)

@@ -49,6 +49,8 @@ class Data(NamedTuple):
     x: Inputs  # [n, ...]: uint8 images, or any input of the model; a dict of arrays if it has several
     y: Tensor  # [n] int64, or targets of another kind, [n, ...]
     size: Tensor  # [] int64, the number of valid samples
+    # What the algorithm has computed of these samples for this round, see core.algorithm.rows_for; None: nothing.
+    known: Any = None
 
     def in_parts(self, size: int) -> Iterator[tuple[Inputs, Tensor, Tensor]]:
         """The samples and targets in parts of this size, and which of them are valid."""

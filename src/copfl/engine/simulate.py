@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, Metrics, next_plan, traits
+from copfl.core.algorithm import AnyAlgorithm, Metrics, next_plan, rows_for, traits
 from copfl.core.batches import choose, participants
 from copfl.core.evaluation import (
     EVAL_MODELS,
@@ -236,9 +237,11 @@ class InProcess:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.chunk = simulation.mapping.chunk
+        self.known = Known()
 
     def local_updates(self, state: State, chunks: Sequence[Ids], models: EvalModels) -> Iterator[ChunkResult]:
         """The result of each part's local updates, or of smaller parts, in the order of the ids."""
+        self.known = Known(self.known.now)
         left = np.concatenate(chunks)
         while len(left):
             chunk_ids = left[: self.chunk]
@@ -257,7 +260,9 @@ class InProcess:
     def _try(self, state: State, ids: Ids, models: EvalModels) -> ChunkResult | None:
         """None: the GPU is out of memory, and nothing has changed."""
         try:
-            return train_part(self.simulation, state.server, state.clients, state.round, ids, models)
+            return train_part(
+                self.simulation, state.server, state.clients, state.round, ids, models, self.known
+            )
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
@@ -274,8 +279,22 @@ class InProcess:
         return None
 
 
+class Known:
+    """What is known of the samples of some clients, by their numbers: of the round before, and of this one."""
+
+    def __init__(self, before: dict[bytes, Any] | None = None) -> None:
+        self.before = before or {}
+        self.now: dict[bytes, Any] = {}
+
+
 def train_part(
-    simulation: Simulation, server: Any, clients: Store, round: int, ids: Ids, models: EvalModels
+    simulation: Simulation,
+    server: Any,
+    clients: Store,
+    round: int,
+    ids: Ids,
+    models: EvalModels,
+    known: Known | None = None,
 ) -> ChunkResult:
     """The local updates of some clients; the result has no records, as the store has taken them.
 
@@ -286,12 +305,29 @@ def train_part(
         round: Its number, from 0.
         ids: The clients, sorted.
         models: Which models are evaluated.
+        known: Of their samples; this round is added. None: nothing is kept.
     """
     algorithm, task, mapping = simulation.algorithm, simulation.task, simulation.mapping
     chunk = chunk_input(simulation, server, clients, round, ids)
+    if known is not None and task.device.type == "cpu":
+        groups = [_with_known(algorithm, task, server, group, chunk.ids, known) for group in chunk.groups]
+        chunk = chunk._replace(groups=tuple(groups))
     result = run_chunk(algorithm, task, mapping, chunk, models)
     clients.put(chunk.ids, result.client)
     return result._replace(client=None)
+
+
+def _with_known(
+    algorithm: AnyAlgorithm, task: Task, server: Any, group: Group, ids: Tensor, known: Known
+) -> Group:
+    """The group whose data have what is known of them for this round."""
+    members = ids if group.rows is None else ids[group.rows]
+    key = members.numpy().tobytes()
+    found = rows_for(algorithm, task, server, group.data, known.before.get(key))
+    if found is None:
+        return group
+    known.now[key] = found
+    return group._replace(data=group.data._replace(known=found))
 
 
 class Widths(NamedTuple):

@@ -5,6 +5,9 @@ column and bin; the sum over sites is that of all rows in one place, and the bes
 
   gain = GL²/(HL + λ) + GR²/(HR + λ) - G²/(H + λ)          summed over the outputs
   value of a leaf = rate · G/(H + λ)                       G: of the negative derivatives
+
+By absolute errors the value of a leaf is rate · n/(n + λ) times the median of its n rows' residuals, from counts of
+residuals in cells, which add up over sites as well.
 """
 
 import math
@@ -16,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from copfl.core.criteria import Criterion, is_log_likelihood, standardised_targets
+from copfl.core.criteria import Criterion, is_absolute, is_log_likelihood, standardised_targets
 from copfl.errors import UsageError
 from copfl.kernels.draws import mixed
+from copfl.kernels.fused import sums_by_place
 
 CELLS = 512  # of the grid from which the bins are made
 NEVER = 1e30  # the threshold of a node that is not split; a sum of many is finite in single precision
@@ -40,6 +44,7 @@ class Target(NamedTuple):
     derivatives: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # η, y -> -∂loss/∂η, ∂²loss/∂η² [n, q]
     means: Callable[[Tensor], Tensor]  # y -> [n, q], whose mean over rows the first prediction has
     start: Callable[[Tensor], Tensor]  # that mean -> η
+    by_median: bool = False  # whether a leaf has the median of the residuals, and not a Newton step
 
     def outputs_of(self, eta: Tensor) -> Tensor:
         """The model's outputs [..., K] for η [..., q]."""
@@ -63,24 +68,22 @@ def target_of(criterion: Criterion, classes: int, like: Tensor) -> Target:
         classes: Or labels, or values.
         like: Of the device and the precision of the sums.
     """
-    if criterion.kind in ("next_token", "survival") or not is_log_likelihood(criterion):
+    by_median = criterion.kind == "regression" and is_absolute(criterion)
+    if criterion.kind in ("next_token", "survival") or not (by_median or is_log_likelihood(criterion)):
         raise UsageError(
-            "trees predict values by squared error, or classes and labels by plain cross-entropy; leave out other "
-            "losses, weights and smoothing, or choose another algorithm"
+            "trees predict values by squared or absolute error, or classes and labels by plain cross-entropy; leave "
+            "out other losses, weights and smoothing, or choose another algorithm"
         )
     if criterion.kind == "regression":
 
         def values(y: Tensor) -> Tensor:
             return standardised_targets(criterion, y.to(like.dtype)).reshape(len(y), classes)
 
-        return Target(
-            classes,
-            None,
-            True,
-            lambda eta, y: (values(y) - eta, torch.ones_like(eta)),
-            values,
-            lambda mean: mean,
-        )
+        def of_values(eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            residuals = values(y) - eta
+            return residuals.sign() if by_median else residuals, torch.ones_like(eta)
+
+        return Target(classes, None, True, of_values, values, lambda mean: mean, by_median)
     if criterion.kind == "classification" and classes > 2:
         factor = classes / (classes - 1)
 
@@ -135,12 +138,16 @@ class Forest(NamedTuple):
         return node
 
     def eta(self, leaves: Tensor, like: Tensor) -> Tensor:
-        """[n, q]: what the trees add up to, in the precision of `like`."""
+        """[n, q]: what the trees add up to, one after the other, in the precision of `like`."""
         trees, size, _ = self.value.shape
         at = (size * torch.arange(trees, device=leaves.device) + leaves).flatten()
-        values = self.value.to(like.dtype).flatten(0, 1).unbind(1)
-        said = [column.gather(0, at).view_as(leaves).sum(1) for column in values]
-        return self.bias.to(like.dtype) + torch.stack(said, 1)
+        columns = []
+        for values, bias in zip(self.value.to(like).flatten(0, 1).unbind(1), self.bias.to(like), strict=True):
+            column = bias.expand(len(leaves))
+            for said in values.gather(0, at).view_as(leaves).unbind(1):
+                column = column + said
+            columns.append(column)
+        return torch.stack(columns, 1)
 
 
 # -- bins ----------------------------------------------------------------------------------------------------
@@ -159,8 +166,7 @@ class Bins(NamedTuple):
 
     def cells(self, x: Tensor) -> Tensor:
         """[n, columns]: the cell of each value in the grid from which the edges are made."""
-        deviations = (x - self.centre) / self.spread
-        return ((deviations / (1 + deviations.abs()) + 1) * (CELLS / 2)).long().clamp(max=CELLS - 1)
+        return cell_of((x - self.centre) / self.spread)
 
     def scaled(self, rows: Tensor, sums: Tensor, squares: Tensor) -> "Bins":
         """Those whose grid has this mean and deviation."""
@@ -194,9 +200,41 @@ class Bins(NamedTuple):
         last = torch.where(occupied, place, -1).cummax(1)[0]  # the last occupied cell up to here
         before = last.gather(1, (first - 1).clamp(0, CELLS - 1)).clamp(min=0)
         scaled = (before + 1 + first).to(counts.dtype) / CELLS - 1  # the middle of the gap
-        deviations = (scaled / (1 - scaled.abs()).clamp(min=1e-9)).to(self.edges)
+        deviations = _unsquashed(scaled).to(self.edges)
         edges = self.centre[:, None] + self.spread[:, None] * deviations
         return self._replace(edges=torch.where(first < CELLS, edges, NEVER))
+
+
+def cell_of(deviations: Tensor) -> Tensor:
+    """The place of each number in a grid of CELLS over all numbers, which is finest around 0."""
+    return ((deviations / (1 + deviations.abs()) + 1) * (CELLS / 2)).long().clamp(max=CELLS - 1)
+
+
+def _unsquashed(place: Tensor) -> Tensor:
+    """The number at a place between -1 and 1 of that grid."""
+    return place / (1 - place.abs()).clamp(min=1e-9)
+
+
+def median_of_cells(counts: Tensor) -> Tensor:
+    """[...]: the median of numbers that were counted in cells [..., CELLS]; of none 0.
+
+    Inside of its cell it is as if the numbers there were equally far from each other.
+    """
+    below = counts.cumsum(-1)
+    half = below[..., -1:] / 2
+    cell = (below < half).long().sum(-1, keepdim=True).clamp(max=CELLS - 1)
+    inside = counts.gather(-1, cell)
+    before = below.gather(-1, cell) - inside
+    place = cell + (half - before) / inside.clamp(min=1e-9)
+    return torch.where(half > 0, _unsquashed(place / (CELLS / 2) - 1), 0)[..., 0]
+
+
+def median(numbers: Tensor, counts: Tensor) -> Tensor:
+    """[q]: the lower median of each column of numbers [n, q] of the rows whose count is not 0; of none 0."""
+    ordered = torch.where(counts[:, None] > 0, numbers, torch.inf).sort(0)[0]
+    place = ((counts.sum() - 1) / 2).long().clamp(min=0)
+    found = ordered.gather(0, place.expand(1, numbers.shape[1]))[0]
+    return torch.where(counts.sum() > 0, found, 0)
 
 
 def _place(sorted: Tensor, values: Tensor) -> Tensor:
@@ -205,20 +243,21 @@ def _place(sorted: Tensor, values: Tensor) -> Tensor:
     return torch.searchsorted(first, second)
 
 
-def histogram(index: Sequence[Tensor], numbers: Sequence[Tensor], room: int) -> Tensor:
-    """[columns, room]: sums of numbers of rows.
+def histogram(index: Tensor, numbers: Sequence[Tensor], room: int) -> Tensor:
+    """[len(numbers), columns, room]: sums of numbers of rows.
 
     Args:
-        index: [n, columns] each, where in the room of its column a row adds its number.
+        index: [n, columns], where in the room of its column a row adds its numbers.
         numbers: [n, columns] or [n, 1] each.
         room: Of a column.
     """
-    columns = index[0].shape[1]
-    first = room * torch.arange(columns, device=index[0].device)
-    sums = numbers[0].new_zeros(columns * room)
-    for places, values in zip(index, numbers, strict=True):
-        sums = sums.scatter_add(0, (first + places).flatten(), values.expand(places.shape).flatten())
-    return sums.view(columns, room)
+    columns = index.shape[1]
+    place = (index + room * torch.arange(columns, device=index.device)).flatten()
+    sums: dict[int, Tensor] = {}  # the second derivatives of values are the counts of rows
+    for one in numbers:
+        if id(one) not in sums:
+            sums[id(one)] = sums_by_place(place, one.expand(index.shape).flatten(), columns * room)
+    return torch.stack([sums[id(one)] for one in numbers]).view(-1, columns, room)
 
 
 # -- splits --------------------------------------------------------------------------------------------------
@@ -231,6 +270,7 @@ class Splits(NamedTuple):
     threshold: Tensor  # [nodes]
     left: Tensor  # [nodes, 2q + 1], sums of the rows that go to the left
     right: Tensor
+    gain: Tensor  # [nodes], 0 where there is no split
 
 
 def best_splits(sums: Tensor, edges: Tensor, allowed: Tensor, penalty: float, least: float) -> Splits:
@@ -270,6 +310,7 @@ def best_splits(sums: Tensor, edges: Tensor, allowed: Tensor, penalty: float, le
         torch.where(is_split, limits.gather(0, best), NEVER),
         torch.where(keep, at_best(left), whole.T),
         torch.where(keep, at_best(right), 0),
+        torch.where(is_split, gain.amax(1), 0),
     )
 
 
@@ -305,6 +346,31 @@ def with_level(
     )
 
 
+def with_medians(
+    forest: Forest, tree: Tensor, counts: Tensor, unit: Tensor, penalty: float, rate: float
+) -> Forest:
+    """The forest whose tree has leaves by the medians of their residuals, shrunk as n/(n + λ).
+
+    Args:
+        forest: With the splits of this tree.
+        tree: [] int64, its number.
+        counts: [q, leaves, CELLS] of residuals.
+        unit: [q], of the cells.
+        penalty: λ, in rows.
+        rate: The fraction of the median that a leaf takes.
+    """
+    rows = counts.sum(2).clamp(min=0)
+    shrinkage = rows / (rows + penalty).clamp(min=1e-12)
+    value = (rate * shrinkage * median_of_cells(counts) * unit[:, None]).T.to(forest.value)
+    is_tree = torch.arange(len(forest.value), device=forest.value.device) == tree
+    return forest._replace(value=torch.where(is_tree[:, None, None], value, forest.value))
+
+
+def joined(first: Forest, second: Forest) -> Forest:
+    """The trees of both; the bias is that of the first."""
+    return Forest(*(torch.cat(pair) for pair in zip(first[:3], second[:3], strict=True)), first.bias)
+
+
 def allowed_columns(tree: Tensor, columns: int, fraction: float, seed: int) -> Tensor:
     """[columns] bool: which columns a tree may use, a fraction of them.
 
@@ -317,6 +383,107 @@ def allowed_columns(tree: Tensor, columns: int, fraction: float, seed: int) -> T
     place = torch.arange(columns, device=tree.device)
     rank = mixed(SEED, seed, tree, place).argsort().argsort()
     return rank < max(1, math.ceil(fraction * columns))
+
+
+# -- trees of one site ---------------------------------------------------------------------------------------
+
+
+class Growth(NamedTuple):
+    """How a site grows trees of its own."""
+
+    trees: int  # at most
+    depth: int
+    rate: float
+    penalty: float  # λ
+    least: int  # rows of a leaf
+
+
+def own_trees(
+    target: Target, how: Growth, bins: Bins, x: Tensor, y: Tensor, eta: Tensor, counts: Tensor
+) -> tuple[Forest, Tensor]:
+    """Trees on the residuals that η leaves to a site, and [trees + 1, n, q]: what the first k say of each row.
+
+    Args:
+        target: The kind of targets.
+        how: Their size, and their shrinkage.
+        bins: Of the federation.
+        x: [n, columns].
+        y: The targets.
+        eta: [n, q], of the shared trees and the site's intercept.
+        counts: [n], 0 of a row that is not trained on.
+    """
+    bin, size = bins.of(x), bins.edges.shape[1] + 1
+    anywhere = torch.ones_like(bins.centre, dtype=torch.bool)
+    forest, said = no_trees(how.trees, how.depth, x, target), [torch.zeros_like(eta)]
+    for number in range(how.trees):
+        now, tree = eta + said[-1], torch.tensor(number, device=x.device)
+        e, h = target.derivatives(now, y)
+        numbers = [(counts * one)[:, None] for one in (*e.unbind(1), *h.unbind(1), torch.ones_like(counts))]
+        node = torch.zeros_like(bin[:, :1])
+        for level in range(how.depth):
+            sums = histogram(node * size + bin, numbers, 2 ** (how.depth - 1) * size)
+            of_nodes = sums.view(*sums.shape[:2], -1, size)
+            splits = best_splits(of_nodes, bins.edges, anywhere, how.penalty, how.least)
+            depth = torch.tensor(level, device=x.device)
+            forest = with_level(forest, tree, depth, splits, how.penalty, how.rate)
+            column, limit = (table.gather(0, node[:, 0])[:, None] for table in splits[:2])
+            node = 2 * node + (x.gather(1, column) > limit)
+        if target.by_median:
+            residuals, unit = target.means(y) - now, torch.ones_like(eta[0])
+            cells = counts_of_cells(residuals / unit, node, counts, 2**how.depth)
+            forest = with_medians(forest, tree, cells, unit, how.penalty, how.rate)
+        values = forest.value[number].to(eta)
+        said.append(said[-1] + values.gather(0, node.expand(-1, values.shape[1])))
+    return forest, torch.stack(said)
+
+
+def no_trees(trees: int, depth: int, like: Tensor, target: Target) -> Forest:
+    """As many trees as there is room for, which are not split and say 0.
+
+    Args:
+        trees: Their number.
+        depth: Of each.
+        like: Of the device and the precision of the model.
+        target: The kind of targets.
+    """
+    splits = 2**depth - 1
+    return Forest(
+        torch.zeros(trees, splits, dtype=torch.int32, device=like.device),
+        like.new_full((trees, splits), NEVER),
+        like.new_zeros(trees, splits + 1, target.outputs),
+        like.new_zeros(target.outputs),
+    )
+
+
+def counts_of_cells(deviations: Tensor, leaf: Tensor, counts: Tensor, leaves: int) -> Tensor:
+    """[q, leaves, CELLS]: how many rows of each leaf have a deviation in each cell.
+
+    Args:
+        deviations: [n, q], in the unit of the cells.
+        leaf: [n, 1].
+        counts: [n], 0 of a row that does not count.
+        leaves: Their number.
+    """
+    place = leaf * CELLS + cell_of(deviations)
+    return histogram(place, [counts[:, None]], leaves * CELLS)[0].view(-1, leaves, CELLS)
+
+
+def rewarded(losses: Tensor, counts: Tensor) -> Tensor:
+    """[] int64: how many trees have the least loss on rows that they were not grown on.
+
+    None, unless the mean of the rows' gains is larger than its standard error.
+
+    Args:
+        losses: [trees + 1, n], of each row by the first k trees.
+        counts: [n], 0 of a row that does not count.
+    """
+    rows = counts.sum().clamp(min=2)
+    gains = (losses[:1] - losses) * counts
+    mean = gains.sum(1) / rows
+    variance = ((gains - mean[:, None]) ** 2 * counts).sum(1) / (rows - 1)
+    best = mean.argmax(0, keepdim=True)
+    is_earned = mean.gather(0, best) > (variance.gather(0, best) / rows).sqrt()
+    return torch.where(is_earned, best, 0)[0]
 
 
 # -- intercepts ----------------------------------------------------------------------------------------------
@@ -337,6 +504,9 @@ def own_intercept(
     """
     precision, u = torch.exp(-log_ratio), start
     curvature = precision
+    if target.by_median:
+        curvature = counts.sum() + precision
+        return counts.sum() / curvature * median(target.means(y) - eta, counts), curvature
     for _ in range(1 if target.has_scale else TURNS):
         e, h = target.derivatives(eta + u, y)
         curvature = (h * counts[:, None]).sum(0) + precision

@@ -86,7 +86,10 @@ def _training(facts: Facts, is_batch_set: bool) -> Tables:
 
 def _needed(of_algorithm: Traits, facts: Facts) -> Tables:
     """The model of an algorithm that trains the head alone, or one model only; and its rounds."""
-    needed: Tables = {"run": {"rounds": of_algorithm.usual_rounds}} if of_algorithm.usual_rounds else {}
+    rounds = of_algorithm.usual_rounds
+    if of_algorithm.rounds_of is not None:
+        rounds = of_algorithm.rounds_of(facts.tables)
+    needed: Tables = {"run": {"rounds": rounds}} if rounds else {}
     only = of_algorithm.trains
     if of_algorithm.head_only:
         only = WORDS if facts.usual_name("model") == "embedding" else LINEAR

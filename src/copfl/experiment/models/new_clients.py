@@ -20,11 +20,13 @@ from copfl.core.algorithm import (
     AnyAlgorithm,
     ClientOutput,
     Metrics,
+    epochs_in,
     message_to_new_client,
     next_message,
     trained_alone,
     traits,
 )
+from copfl.core.batches import NO_ROUND
 from copfl.core.evaluation import VALIDATED
 from copfl.core.task import Data, Personal, Plan, Task
 from copfl.data.clients.federation import FederatedData
@@ -73,6 +75,11 @@ class WithoutServer(Wrapper):
     """The local updates of new clients, which have one message from the server and send nothing."""
 
     message: Any = None
+    updates: int = UPDATES
+
+    def epochs_in(self, task: Task, round: int) -> int:
+        """The last update is one after the last round of a run: what a client does alone then, it does once."""
+        return epochs_in(self.algorithm, task, NO_ROUND if round == self.updates - 1 else 0)
 
     def server_init(self, task: Task, clients: int) -> Nothing:
         return Nothing(task.initial.new_zeros(()))

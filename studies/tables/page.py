@@ -17,7 +17,6 @@ from studies.tables.federations import CLASSES, FEDERATIONS
 from studies.tables.study import CHOOSE, DEFAULT, METHODS
 
 INTRODUCTION = Path(__file__).parent / "introduction.md"
-BEFORE = "default before"  # the records of an older default, until the default has as many
 RIVALS = ("constant", "linear", "forest", "boosted")
 Numbers = NDArray[np.float64]
 
@@ -79,16 +78,17 @@ def page_of(path: Path) -> str:
     parts = [INTRODUCTION.read_text("utf-8")]
     for error, federations in ((LOG_LOSS, classes), (WRONG, classes), (RMSE, values)):
         parts.append(as_markdown(_means(records, federations, error)))
-    for model in (DEFAULT, BEFORE):
-        for error, federations in ((LOG_LOSS, classes), (RMSE, values)):
-            parts.append(as_markdown(_judged(records, federations, error, model)))
+    for error, federations in ((LOG_LOSS, classes), (RMSE, values)):
+        parts.append(as_markdown(_judged(records, federations, error)))
     parts.append(as_markdown(_calibrated(records, classes)))
+    parts.append(as_markdown(_races(records)))
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def _models(records: Records) -> list[str]:
+    """Those that are compared in each split; `choose` is slow and has a table of its own."""
     known = {model for _, model, _ in records.values}
-    return [model for model in (*RIVALS, *METHODS) if model in known]
+    return [model for model in (*RIVALS, *METHODS) if model in known and model != CHOOSE]
 
 
 def _means(records: Records, federations: list[str], error: Error) -> Table:
@@ -97,31 +97,35 @@ def _means(records: Records, federations: list[str], error: Error) -> Table:
     scale = 100 if error is WRONG else 1
     for federation in federations:
         by_model = {model: records.of(federation, model, error.metric) for model in models}
-        known = [set(found) for found in by_model.values() if found]
-        common = set.intersection(*known) if known else set()
+        common = _common(by_model)
         means = {m: scale * np.mean([found[s] for s in common]) for m, found in by_model.items() if found}
-        rows.append([federation, *(f"{means[m]:.{error.digits}f}" if m in means else "" for m in models)])
-    return Table(f"{error.title}: means over sites and splits", ["", *models], rows)
+        values = (f"{means[m]:.{error.digits}f}" if m in means else "" for m in models)
+        rows.append([federation, f"{len(common)}", *values])
+    return Table(f"{error.title}: means over sites and splits", ["", "splits", *models], rows)
 
 
-def _judged(records: Records, federations: list[str], error: Error, default: str) -> Table:
-    """The default, or that of before, beside the best of the others, which the test rows name."""
+def _judged(records: Records, federations: list[str], error: Error) -> Table:
+    """The default beside the best of the others, which the test rows name."""
     rows = []
     for federation in federations:
         by_model = {model: records.of(federation, model, error.metric) for model in _models(records)}
-        by_model.pop(DEFAULT, None)
-        ours = records.of(federation, default, error.metric)
+        common = _common(by_model)
+        ours = by_model.pop(DEFAULT, {})
         if not ours:
             continue
-        rival = _best({m: v for m, v in by_model.items() if m in RIVALS}, ours)
-        best = _best({m: v for m, v in by_model.items() if m != CHOOSE}, ours)
-        row = [federation, f"{len(ours)}", _most(records.trained[federation, default])]
-        for name, other in (("", "constant"), (f"{rival} ", rival), (f"{best} ", best)):
-            change = np.array([100 * (ours[s] / v - 1) for s, v in by_model[other].items() if s in ours])
+        rival = _best({m: v for m, v in by_model.items() if m in RIVALS}, set(ours))
+        best = _best(by_model, common)
+        row = [federation, f"{len(ours)}", _most(records.trained[federation, DEFAULT])]
+        for name, other, splits in (
+            ("", "constant", set(ours)),
+            (f"{rival} ", rival, set(ours)),
+            (f"{best} ", best, common),
+        ):
+            change = np.array([100 * (ours[s] / by_model[other][s] - 1) for s in sorted(splits)])
             bounds = over_clients(change)
             interval = f" [{bounds.low:+.1f}, {bounds.high:+.1f}]" if len(change) > 1 else ""
             row.append(f"{name}{change.mean():+.1f}{interval}")
-        seconds = records.seconds.get((federation, default), [])
+        seconds = records.seconds.get((federation, DEFAULT), [])
         row.append(f"{np.mean(seconds):.0f}" if seconds else "")
         rows.append(row)
     head = [
@@ -130,10 +134,25 @@ def _judged(records: Records, federations: list[str], error: Error, default: str
         "chosen",
         "to the constant, %",
         "to the best alone, %",
-        "to the best of all, %",
+        "to the best of everything, %",
         "processor, s",
     ]
-    return Table(f"{error.title} of the {default}, negative is better", head, rows)
+    return Table(f"{error.title} of the default, negative is better", head, rows)
+
+
+def _races(records: Records) -> Table:
+    """What `choose` took, beside the default in the same split."""
+    rows = []
+    for name, federation in FEDERATIONS.items():
+        error = LOG_LOSS if federation.kind == CLASSES else RMSE
+        for split, value in records.of(name, CHOOSE, error.metric).items():
+            took = _most(records.trained[name, CHOOSE]).removesuffix(" 1")
+            values = (
+                f"{of_model:.{error.digits}f}"
+                for of_model in (value, records.of(name, DEFAULT, error.metric)[split])
+            )
+            rows.append([name, error.title, took, *values])
+    return Table("choose with two minutes", ["", "error", "took", "its error", "the default's"], rows)
 
 
 def _calibrated(records: Records, federations: list[str]) -> Table:
@@ -152,9 +171,15 @@ def _calibrated(records: Records, federations: list[str]) -> Table:
     )
 
 
-def _best(by_model: dict[str, dict[int, float]], splits: dict[int, float]) -> str:
-    known = {m: [v[s] for s in splits if s in v] for m, v in by_model.items()}
-    means = {m: np.mean(v) for m, v in known.items() if len(v) == len(splits)}
+def _common(by_model: dict[str, dict[int, float]]) -> set[int]:
+    """The splits that all models have."""
+    known = [set(found) for found in by_model.values() if found]
+    return set.intersection(*known) if known else set()
+
+
+def _best(by_model: dict[str, dict[int, float]], splits: set[int]) -> str:
+    """The model with the lowest mean over the splits."""
+    means = {m: np.mean([v[s] for s in splits]) for m, v in by_model.items() if splits and splits <= v.keys()}
     return min(means, key=lambda model: means[model])
 
 

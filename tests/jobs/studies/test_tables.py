@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from copfl.errors import UsageError
+from studies.tables.__main__ import PAGE, RECORDS
 from studies.tables.federations import FEDERATIONS, natural, rows_for_testing
 from studies.tables.page import INTRODUCTION, page_of
 
@@ -51,10 +52,16 @@ def test_the_page_has_means_and_differences_to_the_best(tmp_path: Path) -> None:
     lines.append(
         {**run, "values": {"levels": {"log_loss": [9.0, 9.0]}}}
     )  # a split that the default does not have
+    lines.append({**run, "split": 1, "method": "choose", "values": {"choose": {"log_loss": [0.9, 0.7]}}})
     file = tmp_path / "records.jsonl.gz"
     file.write_bytes(gzip.compress("\n".join(map(json.dumps, lines)).encode()))
     page = page_of(file)
     assert page.startswith(INTRODUCTION.read_text("utf-8").strip())
-    assert "| heart | 0.600 | 0.500 | 0.500 | 0.400 | 0.400 |" in page
+    assert "| heart | 2 | 0.600 | 0.500 | 0.500 | 0.400 | 0.400 |" in page
     assert "| heart | 2 | levels 2 | -33.3 " in page
     assert "| heart | 2 | 5.0 | 2 of 4 | 0 |" in page
+    assert "| heart | log loss | levels | 0.800 | 0.400 |" in page
+
+
+def test_the_page_is_that_of_the_records() -> None:
+    assert PAGE.read_text("utf-8") == page_of(RECORDS)

@@ -23,6 +23,7 @@ from copfl.tables import interval, with_spread
 
 Array = NDArray[Any]
 
+C_INDEX = "c_index"
 CALIBRATION_BINS = 15
 LEAST = float(np.finfo(np.float32).eps)  # a probability that counts as 0 has a logarithm; as in scikit-learn
 PADDING = -100  # a target token that does not count, as in copfl.core.criteria
@@ -117,7 +118,7 @@ class MetricInfo:
         return {"name": self.name, "higher_is_better": self.higher_is_better, "fraction": self.fraction}
 
 
-TITLES = {"f1": "F1", "auc": "AUC", "rmse": "RMSE", "mae": "MAE", "r2": "R²", "c_index": "C-index"}
+TITLES = {"f1": "F1", "auc": "AUC", "rmse": "RMSE", "mae": "MAE", "r2": "R²", C_INDEX: "C-index"}
 ACCURACY = MetricInfo()
 
 
@@ -270,7 +271,7 @@ METRICS: dict[str, Metric] = {
         Metric("mae", False, False, ("regression",), partial(_of_values, "mean_absolute_error")),
         Metric("r2", True, False, ("regression",), partial(_of_values, "r2_score", force_finite=False)),
         Metric("perplexity", False, False, ("next_token",), _perplexity),
-        Metric("c_index", True, True, ("survival",), _c_index),
+        Metric(C_INDEX, True, True, ("survival",), _c_index),
     )
 }
 USUAL = {
@@ -278,7 +279,7 @@ USUAL = {
     "multilabel": "macro_f1",
     "regression": "rmse",
     "next_token": "perplexity",
-    "survival": "c_index",
+    "survival": C_INDEX,
 }
 
 

@@ -40,6 +40,7 @@ from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import RunFolder
 from copfl.settings.complete import complete
 from tests.commands import called
+from tests.data.test_survival import cohort, written
 
 BASE: dict[str, Any] = {
     "model": {"name": "mlp", "width": 4},
@@ -304,6 +305,20 @@ def test_the_verdict_compares_the_best_method_with_constant_answers() -> None:
         assert found.text.startswith("No useful gain") == (kind == NO_GAIN)
 
 
+def test_the_verdict_where_the_time_left_methods_out_after_the_first_rounds() -> None:
+    race, own = Race(Path(), {}, [0], 0.2, Pool(1), print), [[0.8, 0.7, 0.9]]
+    race.rounds, begun = 12, standing(2, local=own, fedper=own, fedavg=own)
+    race.register(begun.order)
+    kept = race.first(begun.order, 2, "the time that is left", "so")
+    race.stages = [begun, begun.of(kept)._replace(rounds=12)]
+    race.last = dict.fromkeys(("local", "fedper", "fedavg"), begun) | dict.fromkeys(
+        ("local", "fedper"), race.stages[1]
+    )
+    race.constant = np.zeros(3)
+    found = race.verdict(race.stages[1])
+    assert "after 12 of 12 rounds" in found.text
+
+
 def test_a_stage_that_the_time_ends_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     race = Race(tmp_path, {**BASE, "run": {**BASE["run"], "checkpoint_every": 1}}, [0], 0.2, Pool(1), print)
     race.rounds = 6
@@ -512,3 +527,21 @@ def test_the_answer_may_be_a_rival(tmp_path: Path) -> None:
     without = copfl.choose(["fedavg"], base_tables=tables, out=tmp_path / "without", **how)
     assert (without.rivals, without.rival) == (None, "")
     assert without.verdict.kind != STAY_ALONE
+
+
+def test_times_until_an_event_are_raced(tmp_path: Path) -> None:
+    """A site without an event has no C-index, and the others decide; what a site has alone is Cox's model."""
+    columns = cohort(240)
+    columns["died"] = np.where(columns["site"] == 2, 0.0, columns["died"])
+    table = written(tmp_path / "cohort.csv", columns)
+    settings: dict[str, Any] = {"target": "years", "event": "died", "client": "site", "engine": "sequential"}
+    found = copfl.choose(
+        ["fedavg", "fedavg_ft", "local"], table, **settings, rounds=3, seeds=[0, 1], out=tmp_path / "choose"
+    )
+    assert found.chosen
+    assert found.metric.name == "c_index"
+    ranking = (tmp_path / "choose" / "ranking.txt").read_text()
+    assert "C-index" in ranking
+    assert "nan" not in ranking
+    assert "scikit-learn" not in ranking
+    assert "Cox's model with a ridge" in ranking.replace("\n", " ")

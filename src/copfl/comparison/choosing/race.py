@@ -553,7 +553,9 @@ class Race:
             at = self.last[alone]
             value = at.value(alone)
             alone_rises = rises([run.curves[at.metric.name] for run in at.records[alone]], at.metric)
-        rates = {self.algorithms[label]: self.rates[self.algorithms[label]] for label in methods}
+        # What the time left out after the first rounds has no rates any more, see `first`.
+        names = [name for name in map(self.algorithms.__getitem__, methods) if name in self.rates]
+        rates = {name: self.rates[name] for name in names}
         gains = self._gains(compared[0].label) if compared else None
         return judging.verdict(compared, value, alone_rises, final.metric, self.rounds, rates, gains)
 

@@ -16,6 +16,7 @@ from copfl.data.sets import overview
 from copfl.data.sets.datasets import load
 from copfl.data.targets import targets_of
 from copfl.errors import DataError
+from tests.commands import called
 
 TIMES = np.array([[3.0, 1.0], [5.0, 0.0], [0.5, 1.0]])
 
@@ -214,3 +215,17 @@ def test_the_draft_of_a_contract_of_survival(tmp_path: Path) -> None:
         ("years", "number"),
         ("died", "number"),
     ]
+
+
+def test_the_commands_take_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = written(tmp_path / "cohort.csv", in_stretches(cohort()))
+    columns = ["--target", "years", "--event", "died", "--start", "since"]
+    described = called(
+        capsys, "data", "describe", table, *columns, "--client", "site", "--set", "data.group=patient"
+    )
+    assert described.code == 0, described.err
+    assert "end with the event" in described.out
+    words = ["--drop", "site", "--group", "patient", "--out", tmp_path / "contract.toml"]
+    drafted = called(capsys, "federate", "contract", table, *columns, *words)
+    assert drafted.code == 0, drafted.err
+    assert "survival of years, died, since" in drafted.out

@@ -97,3 +97,35 @@ def test_what_does_not_apply_is_refused(table: Path, change: dict[str, Any], mes
     given = {"algorithm": "fedavg", **QUICK, **change}
     with pytest.raises(CopflError, match=message):
         copfl.run(given.pop("algorithm"), table, **given)
+
+
+def test_a_comparison_a_sweep_and_an_audit(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["-d", table, "--target", "years", "--event", "died", "--client", "site", "-r", 2]
+    data += ["--engine", "sequential"]
+    words = [*data, "-a", "fedavg,local", "--seeds", 0, "--no-tune", "--no-plots", "--out", tmp_path / "both"]
+    compared = called(capsys, "compare", *words)
+    assert compared.code == 0, compared.err
+    assert "C-index" in compared.out
+    assert "Cox's model with a ridge" in " ".join(compared.out.split())
+    words = [
+        *data,
+        "-a",
+        "fedavg",
+        "--over",
+        "lr=0.01,0.1",
+        "--seeds",
+        0,
+        "--no-plots",
+        "--out",
+        tmp_path / "sweep",
+    ]
+    swept = called(capsys, "sweep", *words)
+    assert swept.code == 0, swept.err
+    assert "C-index" in swept.out
+    (run,) = (tmp_path / "both" / "runs").glob("fedavg*")
+    audited = called(capsys, "audit", run)
+    assert audited.code == 0, audited.err
+    assert "points of C-index" in audited.out
+    assert called(capsys, "report", tmp_path / "both", "--out", tmp_path / "page.html").code == 0

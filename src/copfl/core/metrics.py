@@ -24,6 +24,7 @@ from copfl.tables import interval, with_spread
 
 Array = NDArray[Any]
 
+C_INDEX = "c_index"
 CALIBRATION_BINS = 15
 LEAST = float(np.finfo(np.float32).eps)  # a probability that counts as 0 has a logarithm; as in scikit-learn
 PADDING = -100  # a target token that does not count, as in copfl.core.criteria
@@ -299,7 +300,7 @@ METRICS: dict[str, Metric] = {
         Metric("mae", False, False, ("regression",), MAE, "MAE", _errors),
         Metric("r2", True, False, ("regression",), R2, "R²"),
         Metric("perplexity", False, False, ("next_token",), _perplexity),
-        Metric("c_index", True, True, ("survival",), _c_index, "C-index"),
+        Metric(C_INDEX, True, True, ("survival",), _c_index, "C-index"),
     )
 }
 # Names as titles have them, and such words in the name of a metric of yours: F1 of "weighted_f1".
@@ -310,7 +311,7 @@ USUAL = {
     "multilabel": "macro_f1",
     "regression": "rmse",
     "next_token": "perplexity",
-    "survival": "c_index",
+    "survival": C_INDEX,
 }
 
 

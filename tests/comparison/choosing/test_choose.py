@@ -42,6 +42,7 @@ from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import RunFolder
 from copfl.settings.complete import complete
 from tests.commands import called
+from tests.data.test_survival import cohort, written
 
 BASE: dict[str, Any] = {
     "model": {"name": "mlp", "width": 4},
@@ -567,3 +568,21 @@ def test_the_answer_may_be_a_rival(tmp_path: Path) -> None:
     without = copfl.choose(["fedavg"], base_tables=tables, out=tmp_path / "without", **how)
     assert (without.rivals, without.rival) == (None, "")
     assert without.verdict.kind != STAY_ALONE
+
+
+def test_times_until_an_event_are_raced(tmp_path: Path) -> None:
+    """A site without an event has no C-index, and the others decide; what a site has alone is Cox's model."""
+    columns = cohort(240)
+    columns["died"] = np.where(columns["site"] == 2, 0.0, columns["died"])
+    table = written(tmp_path / "cohort.csv", columns)
+    settings: dict[str, Any] = {"target": "years", "event": "died", "client": "site", "engine": "sequential"}
+    found = copfl.choose(
+        ["fedavg", "fedavg_ft", "local"], table, **settings, rounds=3, seeds=[0, 1], out=tmp_path / "choose"
+    )
+    assert found.chosen
+    assert found.metric.name == "c_index"
+    ranking = (tmp_path / "choose" / "ranking.txt").read_text()
+    assert "C-index" in ranking
+    assert "nan" not in ranking
+    assert "scikit-learn" not in ranking
+    assert "Cox's model with a ridge" in ranking.replace("\n", " ")

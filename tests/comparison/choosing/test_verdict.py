@@ -17,9 +17,9 @@ from copfl.comparison.choosing.verdict import (
     against_rivals,
     verdict,
 )
-from copfl.core.metrics import ACCURACY, MetricInfo
+from copfl.core.metrics import ACCURACY, MetricInfo, metric
 from copfl.experiment.analysis.convergence import common_value, gained, rises, rounds_to, still_rises
-from copfl.experiment.analysis.gains import Gains
+from copfl.experiment.analysis.gains import Gains, constant_text
 from copfl.rivals.records import FOREST, Rivals, RivalValues
 from copfl.stats import Difference, Interval
 
@@ -101,6 +101,11 @@ def test_a_gain_is_no_use_where_a_constant_answer_is_as_good() -> None:
     assert f"{constant}, and fedavg is not shown to be better ([+0.0, +0.0] points): fedavg" in found.text
     assert found.text.startswith("No useful gain: ")
     assert "fedavg +5.0 points [+3.0, +7.0] to training alone" in found.text
+    of_risks = gains._replace(metric=metric("c_index", "survival"), constant=np.full(3, 0.5))
+    assert (
+        constant_text(of_risks._replace(personal=np.full(3, 0.5)))
+        == "the same risk for all gives C-index 50.0 %"
+    )
 
 
 def test_few_clients_do_not_exclude_a_gain_over_a_constant_answer() -> None:

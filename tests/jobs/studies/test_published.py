@@ -56,7 +56,9 @@ def test_the_regions_are_those_of_the_files(tmp_path: Path) -> None:
     (tmp_path / "brca.csv").write_text("\n".join(["pid,age,stage,E,T", *lines]))
     parts = [f"p{n},{side},{side}_{n % 6}" for n in people for side in ["test" if n < 6 else "train"]]
     (tmp_path / "split.csv").write_text("\n".join(["pid,fold,fold2", *reversed(parts)]))
-    regions = flamby_tcga.federations(tmp_path)[""]
+    found = flamby_tcga.federations(tmp_path)
+    assert [len(rows) for rows in found["pooled"].partition.train] == [18] * 6
+    regions = found[""]
     assert [len(rows) for rows in regions.partition.train] == [3] * 6
     assert [len(rows) for rows in regions.partition.test] == [1] * 6
     (first,) = regions.partition.test[0]

@@ -553,9 +553,7 @@ class Race:
             at = self.last[alone]
             value = at.value(alone)
             alone_rises = rises([run.curves[at.metric.name] for run in at.records[alone]], at.metric)
-        rates: dict[
-            str, set[float]
-        ] = {}  # of a method that was left out after the first rounds there are none
+        rates: dict[str, set[float]] = {}  # none of a method that the time left out after the first rounds
         for label in methods:
             if label in self.rates:
                 rates.setdefault(self.algorithms[label], set()).add(self.rates[label])

@@ -92,7 +92,7 @@ def table_of(choice: Choice) -> Table:
     notes = [f"{first}{equal}", choice.verdict.text]
     if choice.rivals is not None:
         notes.append(
-            "alone: scikit-learn's models at each client, on the samples that the race trains on; the best one "
+            f"alone: {choice.rivals.models} at each client, on the samples that the race trains on; the best one "
             "by cross-validation within them. --no-rivals leaves them out."
         )
     untrained = [row for row in choice.ranking if not row.rounds]

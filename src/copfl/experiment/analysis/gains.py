@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from copfl import files, foreign
 from copfl.core import tree
 from copfl.core.evaluation import primary_metrics
-from copfl.core.metrics import ACCURACY, Metric, MetricInfo
+from copfl.core.metrics import ACCURACY, C_INDEX, Metric, MetricInfo
 from copfl.core.task import Data, Personal, Task
 from copfl.data.clients.federation import FederatedData
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, SURVIVAL
@@ -24,6 +24,7 @@ FILE = "gains.json"
 MODELS = 40  # of more clients than this, evenly chosen ones are in the matrix
 SAMPLES = 100  # of a client's test samples that the matrix uses
 EQUAL = 1e-9  # differences of accuracy that are rounding
+SAME_RISK = "the same risk for all"  # what is constant where risks order events
 
 
 class Gains(NamedTuple):
@@ -81,10 +82,9 @@ def constant_text(gains: Gains) -> str:
     if gains.constant is None or not gains.over_constant_bounds.low <= EQUAL:  # nan: not known
         return ""
     metric, value = gains.metric, float(mean_of_known(gains.constant))
-    return (
-        "always answering a client's most frequent class, or mean value, in training gives "
-        f"{metric.title} {metric.text(value)}{metric.unit}"
-    )
+    answer = "always answering a client's most frequent class, or mean value, in training"
+    answer = SAME_RISK if metric.name == C_INDEX else answer
+    return f"{answer} gives {metric.title} {metric.text(value)}{metric.unit}"
 
 
 def share_of(gains: Numbers) -> float:

@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Sequence
 
 from copfl.charts import Line, Lines
-from copfl.experiment.analysis.gains import EQUAL
+from copfl.core.metrics import C_INDEX
+from copfl.experiment.analysis.gains import EQUAL, SAME_RISK
 from copfl.federation.node.site import AuditSummary, Measurement, SentKind, SiteGain, SiteReport
 from copfl.report.document import Document, Section
 from copfl.report.run_charts import MODEL_STYLES
@@ -96,9 +97,11 @@ def _gain_in_a_sentence(site: SiteReport, gain: SiteGain) -> str:
         return f"{sign}{unit} over {alone}. With {gain.samples} test samples there is no interval."
     bounds = metric.interval(*gain.interval)
     if gain.constant_may_be_as_good:
+        answer = "always answering the most frequent class, or mean value, of the training samples"
+        answer = SAME_RISK if metric.name == C_INDEX else answer
         return (
-            "No useful gain is shown: always answering the most frequent class, or mean value, of the training "
-            f"samples gives {metric.text(gain.constant)}{metric.unit}, and the model is not shown to be better: "
+            f"No useful gain is shown: {answer} gives "
+            f"{metric.text(gain.constant)}{metric.unit}, and the model is not shown to be better: "
             f"{metric.interval(*gain.over_constant)}{unit}. Its gain over {alone} is "
             f"{metric.text(gain.gain, sign='+')} {bounds}."
         )

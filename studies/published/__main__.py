@@ -1,4 +1,4 @@
-"""python -m studies.published NAME [--seeds N] [--data-dir FOLDER] [--row ROW] [--rounds N]: a published table.
+"""python -m studies.published NAME [--seeds N] [--data-dir FOLDER] [--row ROW] [--rounds N] [--device cuda].
 
 Prints published beside what copfl gives for it, and exits with 1 if a published number is outside the range. With
 other data or rounds than the published ones no number is inside or outside. Without a name it lists the tables.
@@ -38,6 +38,7 @@ def main(words: list[str]) -> int:
     )
     parser.add_argument("--row", help="one row alone, by its name")
     parser.add_argument("--rounds", type=int, help="fewer than published, to try a definition")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     chosen = parser.parse_args(words)
     if chosen.name is None:
         print("\n".join(f"{name}: {table_of(name).title}" for name in TABLES))
@@ -50,7 +51,12 @@ def main(words: list[str]) -> int:
             )
         table = table._replace(rows=rows)
     outcomes = run_table(
-        table, chosen.seeds, chosen.data_dir, lambda line: print(line, file=sys.stderr), chosen.rounds
+        table,
+        chosen.seeds,
+        chosen.data_dir,
+        lambda line: print(line, file=sys.stderr),
+        chosen.rounds,
+        chosen.device,
     )
     print(f"{table.title}\nSource: {table.source}.\n")
     differs = [f"{chosen.rounds} rounds"] if chosen.rounds else []

@@ -75,7 +75,12 @@ class Outcome(NamedTuple):
 
 
 def run_row(
-    table: Table, row: Row, federation: Federation, seeds: Sequence[int], rounds: int | None = None
+    table: Table,
+    row: Row,
+    federation: Federation,
+    seeds: Sequence[int],
+    rounds: int | None = None,
+    device: str = "cpu",
 ) -> Numbers:
     """The mean over the clients of the row's metric, for each seed.
 
@@ -87,8 +92,14 @@ def run_row(
         federation: What its clients have.
         seeds: Of initial weights and batches.
         rounds: In place of the table's, to try a definition.
+        device: Where it is trained.
     """
-    always = {"workers": 1, "engine": "vmap", "chunk": len(seeds) * federation.partition.clients}
+    always = {
+        "workers": 1,
+        "device": device,
+        "engine": "vmap",
+        "chunk": len(seeds) * federation.partition.clients,
+    }
     always |= {"rivals": False, "save_models": False, "find_rounds": "off"}
     experiments = []
     for seed in seeds:
@@ -145,6 +156,7 @@ def run_table(
     data_dir: Path | None = None,
     tell: Callable[[str], None] = print,
     rounds: int | None = None,
+    device: str = "cpu",
 ) -> list[Outcome]:
     """The outcome of every row.
 
@@ -154,11 +166,12 @@ def run_table(
         data_dir: The folder of the data, where the table needs one.
         tell: Gets a line for each row.
         rounds: In place of the table's, to try a definition.
+        device: Where it is trained.
     """
     federations, outcomes = table.federations(data_dir), []
     for row in table.rows:
         federation = federations[row.federation]
-        values = run_row(table, row, federation, range(seeds), rounds)
+        values = run_row(table, row, federation, range(seeds), rounds, device)
         outcomes.append(outcome(row, values, table.seeds)._replace(changed=federation.changed))
         tell(f"{row.name}: {outcomes[-1].values.mean():.3f}, published {row.published:.3f}")
     return outcomes

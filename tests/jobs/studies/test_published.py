@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,21 @@ def test_survival_with_breast_cancer_is_inside() -> None:
     regions = flamby_tcga.federations(folder)[""]
     assert [len(rows) for rows in regions.partition.train] == [248, 156, 164, 129, 129, 40]
     assert all(one.agrees for one in run_table(flamby_tcga.TABLE, seeds=20, data_dir=folder))
+
+
+def test_the_page_has_the_recorded_means_of_cifar() -> None:
+    """Each row of the page, and published numbers as the tables have them."""
+    folder = Path(command.__file__).parent
+    page = (folder.parents[1] / "docs" / "published.md").read_text("utf-8")
+    records = [json.loads(line) for line in (folder / "cifar.jsonl").read_text("utf-8").splitlines()]
+    assert len(records) == sum(
+        len(command.table_of(name).rows) for name in ("fedrep_cifar_2", "fedrep_cifar_5")
+    )
+    for record in records:
+        (row,) = (row for row in command.table_of(record["table"]).rows if row.name == record["row"])
+        values = np.array(record["values"])
+        means = f"{row.published:.3f} | {values.mean():.3f} | {values.min():.3f} to {values.max():.3f}"
+        assert f"| {row.name} | {means} |" in page
 
 
 def test_the_range_by_hand() -> None:

@@ -49,6 +49,7 @@ from copfl.federation.protocol.keys import SigningKey, new_key
 from copfl.federation.protocol.messages import Content, Field, Reply
 from copfl.federation.protocol.node_config import NodeConfig
 from copfl.federation.protocol.proposal import Member, SignedProposal
+from copfl.federation.protocol.round_record import RoundRecord
 from copfl.federation.protocol.settings import TrainingSettings, settings_of
 from copfl.federation.server.exchange import ServerRound
 from copfl.federation.server.folder import ServerFolder
@@ -575,7 +576,8 @@ def upload_message(data: bytes) -> None:
     with torch.no_grad():
         state, metrics = algorithm.server_update(task, server.state, tree.narrow(now.total, now.dtypes))
     assert tree.finite(state), "the server stays finite"
-    record = _record(now, metrics, 1.0)
+    record = _record(now, "accuracy", metrics, 1.0).as_json()
+    assert RoundRecord.of(json.loads(json.dumps(record))).as_json() == record, "what is written is read"
     assert len(json.dumps(record)) < 10**6, "the size of a line is bounded"
     wire.encode(state, server.exchange.head("server", 1), about={Field.COUNTED: {}, "record": record})
 

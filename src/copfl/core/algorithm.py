@@ -97,6 +97,7 @@ class Traits(NamedTuple):
     trains: str = ""  # the name of the only model that it can train; empty: any model
     usual_rounds: int = 0  # that are enough for it, where a run sets none; 0: those of any run
     local_steps: int = 0  # in place of an epoch; 0: an epoch is a pass over the client's samples
+    even_batches: bool = False  # whether all batches of a pass have the same size, but for one sample
 
 
 def traits(algorithm: Any) -> Traits:
@@ -146,7 +147,7 @@ def next_plan(
     if steps := traits(algorithm).local_steps:
         done = steps_done(algorithm, clients).tolist()
         return plan_of_steps(seed, ids, sizes, done, steps=steps, **how)
-    return plan(seed, round, ids, sizes, **how)
+    return plan(seed, round, ids, sizes, **how, even=traits(algorithm).even_batches)
 
 
 def steps_done(algorithm: Any, clients: Any) -> Tensor:

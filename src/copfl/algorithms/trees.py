@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from copfl.core import ClientOutput, Data, Metrics, Plan, Task, tree
 from copfl.core.criteria import mean_of_valid
@@ -19,6 +20,7 @@ from copfl.parts.boosting import (
     allowed_columns,
     best_splits,
     histogram,
+    merged,
     own_intercept,
     target_of,
     with_level,
@@ -71,6 +73,7 @@ class Trees:
     least      rows of a leaf at least, of all sites together
     bins       of a column
     rows       the fraction of its rows that a site uses for a level
+    group      rows of a bin that a site sends at least: smaller ones are merged with their neighbours
     columns    the fraction of the columns that a tree uses
     seed       of the choice of columns
     intercept  whether each site has an intercept of its own
@@ -85,6 +88,7 @@ class Trees:
     least: int = 10
     bins: int = 32
     rows: float = 1.0
+    group: int = 1
     columns: float = 1.0
     seed: int = 0
     intercept: bool = True
@@ -98,7 +102,7 @@ class Trees:
     def __post_init__(self) -> None:
         above(0, rate=self.rate)
         at_least(0, penalty=self.penalty, seed=self.seed)
-        at_least(1, least=self.least)
+        at_least(1, least=self.least, group=self.group)
         at_least(2, bins=self.bins)
         if self.bins > CELLS // 2:
             raise UsageError(f"bins={self.bins} must be at most {CELLS // 2}")
@@ -169,6 +173,8 @@ class Trees:
         index = [first + channel * slots for channel in range(len(numbers))]
         index[0] = torch.where(is_second, bins.cells(x), first)
         sums = histogram(index, numbers, self._room(forest))
+        if self.group > 1:
+            sums = self._grouped(sums, slots, len(numbers), is_second)
         means = (target.means(data.y) * counts[:, None]).sum(0)
         spread = torch.stack(
             [intercept**2, 1 / curvature, ((e**2) * counts[:, None]).sum(0), counts.sum() / curvature]
@@ -183,6 +189,16 @@ class Trees:
         loss = mean_of_valid(task.criterion.losses(target.outputs_of(eta + intercept), data.y), counts > 0)
         metrics = {"loss": loss.to(task.initial.dtype), "weight": data.size.to(task.initial.dtype)}
         return ClientOutput(after, upload, self.personal_model(task, after, down), metrics)
+
+    def _grouped(self, sums: Tensor, slots: int, channels: int, is_cells: Tensor) -> Tensor:
+        """[columns, room]: the sums, in which no bin has fewer rows than `group`, and no cell."""
+        columns = len(sums)
+        of_bins = sums[:, : slots * channels].view(columns, channels, -1, self.bins).transpose(1, 2)
+        of_bins = merged(of_bins, self.group).transpose(1, 2).flatten(1)
+        of_cells = merged(sums[:, None, :CELLS], self.group)[:, 0]
+        ends = (0, sums.shape[1] - of_bins.shape[1]), (0, sums.shape[1] - CELLS)
+        padded = [F.pad(one, end) for one, end in zip((of_bins, of_cells), ends, strict=True)]
+        return torch.where(is_cells, padded[1], padded[0])
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
         return Total(upload.sums)

@@ -165,8 +165,7 @@ def test_another_target_and_other_columns_do_not_draw_other_test_rows(
         rows = [{"row": row, **cells} for row, cells in enumerate(rows_of("west", n)[:60])]
         data = str(write_rows(tmp_path / str(n) / "data.csv", rows))
         nodes.append(knowing({"data": data, "state-dir": str(tmp_path / str(n) / "state")}))
-    number = {"type": "number", "mean": 0.0, "deviation": 1.0}
-    row, age = (Column(name=name, **number) for name in ("row", "age"))
+    row, age = (Column(name=name, type="number", mean=0.0, deviation=1.0) for name in ("row", "age"))
     ward = Column(name="ward", type="category", categories=("bone", "heart", "skin"))
     first = Contract(columns=(row, age), targets=(TARGET,))
     seen: list[list[list[int]]] = []

@@ -62,6 +62,7 @@ class Killed:
             "run.rounds": rounds,
             "network.deadline": 60,
             "secure.aggregation": secure_aggregation,
+            "run.even_batches": secure_aggregation,
         }
         self.settings = settings_of(self.config)
         self.nodes = write_nodes(digits(), folder / "nodes")

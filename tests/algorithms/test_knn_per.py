@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,15 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import copfl
 from copfl.algorithms import FedAvg, KNNPer
 from copfl.core import Data, Task, task_of
 from copfl.core.criteria import multilabel, next_token, regression
-from copfl.errors import UsageError
+from copfl.errors import CopflError, UsageError
 from tests.algorithms.chain import PLAIN, one_at_a_time
 from tests.algorithms.updates import clients_of, down_of, output_of, three_rounds
 
@@ -195,3 +198,21 @@ def test_the_card_says_whose_samples_a_model_remembers(tmp_path: Path) -> None:
     assert {name for name, card in cards.items() if sentence not in card} == {"global"}
     bundle = copfl.load(tmp_path / "run", 0)
     assert sentence in (bundle.save(tmp_path / "sent") / "README.md").read_text()
+
+
+@pytest.mark.parametrize("algorithm", ["knn_per", "feddpa"])
+def test_a_mixture_of_somebody_else_predicts_or_is_one_error(algorithm: str, tmp_path: Path) -> None:
+    """Whatever shapes its memory, its shares and its features have."""
+    copfl.run(algorithm, "digits", clients=2, model="mlp", rounds=1, rivals=False, out=tmp_path / "run")
+    file = copfl.load(tmp_path / "run", 0).save(tmp_path / "sent") / "weights.safetensors"
+    with safe_open(file, "pt") as content:
+        about = content.metadata()
+    own, samples = load_file(file), np.zeros((2, 1, 8, 8), np.uint8)
+    for name in (name for name in own if "/" not in name):
+        tensor = own[name]
+        shapes = ((), (0,), (2 * tensor.numel(),), (2, 3), (1, *tensor.shape))
+        changed = [torch.ones(shape, dtype=tensor.dtype) for shape in shapes]
+        for other in (*changed, torch.full_like(tensor.float(), np.nan), tensor.int()):
+            save_file({**own, name: other.contiguous()}, file, metadata=about)
+            with contextlib.suppress(CopflError):
+                assert len(copfl.load(tmp_path / "sent").predict(samples)) == 2

@@ -22,7 +22,7 @@ from copfl.engine.mapping import sequential, vmap
 from copfl.errors import UsageError
 from copfl.models import MLP
 from copfl.models.trees import Trees as TreesModel
-from copfl.parts.boosting import NEVER, Bins
+from copfl.parts.boosting import NEVER, Bins, merged
 from copfl.settings.complete import complete
 from copfl.testing import check_algorithm
 from tests.toys import rounds_of
@@ -219,11 +219,44 @@ def test_a_constant_column_has_one_bin() -> None:
     assert bins.with_edges(counts).edges.min() == NEVER
 
 
+# -- bins of few rows ---------------------------------------------------------------------------------------
+
+
+def test_bins_of_few_rows_are_merged_with_their_neighbours() -> None:
+    """By hand: sums beside the numbers of rows."""
+
+    def of(*counts: float) -> list[list[float]]:
+        rows = torch.tensor(counts, dtype=torch.float64)
+        return merged(torch.stack([10 * rows, rows]), 3).tolist()
+
+    assert of(3, 4, 0, 5)[1] == [3, 4, 0, 5]
+    assert of(3, 1, 0, 5) == [[40, 0, 0, 50], [4, 0, 0, 5]]
+    assert of(1, 1, 0, 5)[1] == [0, 0, 0, 7]
+    assert of(0, 0, 1, 2)[1] == [0, 0, 0, 3]
+    assert of(0, 1, 0, 1)[1] == [0, 0, 0, 0]  # too few in all
+    assert of(0, 3, 1)[1] == [0, 4, 0]
+    assert of(9, 9, 9, 9, 1)[1] == [9, 9, 9, 10, 0]
+
+
+@pytest.mark.parametrize("bins", [5, 8, 17, 32])
+def test_no_sum_is_of_few_rows(bins: int) -> None:
+    rng = torch.Generator().manual_seed(bins)
+    counts = torch.randint(0, 4, (50, 3, bins), generator=rng).double()
+    sums = torch.stack([counts * 7, counts], 2)
+    out = merged(sums, 5)
+    kept = out[:, :, 1]
+    assert out.shape == sums.shape
+    assert ((kept == 0) | (kept >= 5)).all()
+    assert torch.equal(out[:, :, 0], 7 * kept)
+    assert torch.equal(kept.sum(-1), counts.sum(-1) * (counts.sum(-1) >= 5))
+    assert torch.equal(merged(sums, 1), sums)
+
+
 # -- laws and refusals ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "how", [Trees(least=2), Trees(alone=True), Trees(rows=0.5, columns=0.5, intercept=False)]
+    "how", [Trees(least=2, group=3), Trees(alone=True), Trees(rows=0.5, columns=0.5, intercept=False)]
 )
 def test_laws(how: Trees) -> None:
     check_algorithm(how, rounds=6)

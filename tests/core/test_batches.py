@@ -71,6 +71,33 @@ def test_a_client_has_the_same_plan_alone_and_among_others(
             assert augmented(together, place) == augmented(alone, 0)
 
 
+@pytest.mark.parametrize("sizes", [[1], [17], [5, 40, 1, 33], [64, 64]])
+@pytest.mark.parametrize("batch", [1, 16, 32, 100])
+def test_even_batches_have_one_size_but_for_one_sample(sizes: list[int], batch: int) -> None:
+    """As many as without, and none of what is left; alone, among others, and in rows of a given width."""
+    ids = list(range(len(sizes)))
+    whole = plan(3, 4, ids, sizes, batch=batch, epochs=2, augment=True, even=True)
+    limited = plan(3, 4, ids, sizes, batch=batch, epochs=2, even=True, limits=(1, 70))
+    for client, size in enumerate(sizes):
+        alone = plan(3, 4, [client], [size], batch=batch, epochs=2, augment=True, even=True)
+        plain = plan(3, 4, [client], [size], batch=batch, epochs=2)
+        for epoch in range(2):
+            steps = visited(whole, client, epoch)
+            assert [*filter(None, visited(limited, client, epoch))] == [*filter(None, steps)]
+            assert visited(alone, 0, epoch) == [*filter(None, steps)]
+            assert sorted(chain.from_iterable(steps)) == list(range(size))
+            lengths = [len(step) for step in steps if step]
+            assert max(lengths) - min(lengths) <= 1
+            assert max(lengths) <= batch
+            assert len(lengths) == len(plain[epoch])
+            assert [*chain.from_iterable(steps)] == [*chain.from_iterable(visited(plain, 0, epoch))]
+        one, other = (
+            torch.cat([b.shift[n][:1] for b in p[0] if b.shift is not None])
+            for p, n in ((whole, client), (alone, 0))
+        )
+        assert torch.equal(one[: len(other)], other)
+
+
 def test_equal_sizes_need_no_padding() -> None:
     for batch in plan(0, 0, [0, 1], [10, 10], batch=4, epochs=1)[0]:
         assert batch.valid is None

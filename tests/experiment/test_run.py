@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -343,6 +344,24 @@ def test_a_result_of_a_programs_own_arrays_is_saved_and_used_without_them(tmp_pa
     (tmp_path / "saved" / "data.npz").write_bytes(b"not a file")
     with pytest.raises(DataError, match=r"data\.npz"):
         copfl.resume(tmp_path / "saved", rounds=4)
+
+
+def test_encoders_of_the_rows_that_train_come_back_from_a_saved_run(tmp_path: Path) -> None:
+    """A folder has the numbers, and not the cells that another split would need."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"age": rng.normal(50, 9, 80), "ward": rng.choice(["a", "b"], 80)})
+    table["ill"], table["site"] = (table.age > 52).map({True: "yes", False: "no"}), ["north", "south"] * 40
+    settings: dict[str, Any] = {"model": "mlp", "validation": 0.25, "target": "ill", "client": "site"}
+    settings |= {"rivals": False}
+    result = copfl.run("fedavg", table, rounds=1, **settings)
+    federation = result.experiment.federation
+    trained = federation.dataset.train.x[np.concatenate(federation.partition.train)]
+    assert abs(float(trained[:, 0].mean())) < 1e-6
+    result.save(tmp_path / "saved")
+    assert (
+        copfl.resume(tmp_path / "saved", rounds=2).records
+        == copfl.run("fedavg", table, rounds=2, **settings).records
+    )
 
 
 def test_a_data_set_of_several_arrays_comes_back_from_its_file(tmp_path: Path) -> None:

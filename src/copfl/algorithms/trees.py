@@ -26,6 +26,7 @@ from copfl.parts.boosting import (
     histogram,
     joined,
     median_of_cells,
+    merged,
     no_trees,
     own_intercept,
     own_trees,
@@ -95,6 +96,7 @@ class Trees:
     least      rows of a leaf at least, of all sites together
     bins       of a column
     rows       the fraction of its rows that a site uses for a level
+    group      rows of a bin that a site sends at least: smaller ones are merged with their neighbours
     columns    the fraction of the columns that a tree uses
     seed       of the choice of columns
     intercept  whether each site has an intercept of its own
@@ -113,6 +115,7 @@ class Trees:
     least: int = 10
     bins: int = 32
     rows: float = 1.0
+    group: int = 1
     columns: float = 1.0
     seed: int = 0
     intercept: bool = True
@@ -130,7 +133,7 @@ class Trees:
     def __post_init__(self) -> None:
         above(0, rate=self.rate, own_rate=self.own_rate)
         at_least(0, penalty=self.penalty, own_penalty=self.own_penalty, seed=self.seed, own=self.own)
-        at_least(1, least=self.least)
+        at_least(1, least=self.least, group=self.group)
         at_least(2, bins=self.bins, folds=self.folds)
         if self.bins > CELLS // 2:
             raise UsageError(f"bins={self.bins} must be at most {CELLS // 2}")
@@ -232,11 +235,15 @@ class Trees:
         numbers = [*(of_rows * one[:, None] for one in e.unbind(1)), *second, of_rows]
         node = leaf >> (depth - level.clamp(max=depth - 1))
         channels = histogram(node * self.bins + known.bin, numbers, self._slots(forest))
+        if self.group > 1:  # the last channel counts the rows
+            by_node = channels.unflatten(-1, (-1, self.bins)).permute(1, 2, 0, 3)
+            channels = merged(by_node, self.group).permute(2, 0, 1, 3).flatten(2)
         sums = channels.transpose(0, 1).flatten(1)
         sums = torch.cat([sums, sums.new_zeros(len(sums), self._room(forest) - sums.shape[1])], 1)
         if data.known is None:  # it may be a round before the first tree: those that the bins are made from
             first = self._first_sums(forest, x.to(like), counts)
             cells = histogram(bins.cells(x.to(like)), [counts[:, None]], self._room(forest))[0]
+            cells = merged(cells[:, None], self.group)[:, 0]
             sums = torch.where(grown.rounds == 0, first, torch.where(grown.rounds == 1, cells, sums))
         means = (target.means(data.y) * counts[:, None]).sum(0)
         distances = (target.means(data.y) - eta - intercept).abs() if target.by_median else e**2
@@ -247,7 +254,8 @@ class Trees:
         parts = [sums.flatten(), means, spread.flatten(), site]
         if target.by_median:  # the residuals by leaf; before the first tree all rows are in one
             deviations = (target.means(data.y) - eta - intercept) / (grown.log_scale / 2).exp()
-            parts.append(counts_of_cells(deviations, leaf, used, forest.value.shape[1]).flatten())
+            by_leaf = counts_of_cells(deviations, leaf, used, forest.value.shape[1])
+            parts.append(merged(by_leaf[..., None, :], self.group).flatten())
         is_over = growing >= forest.feature.shape[0]  # then nothing is asked for
         upload = Upload(torch.where(is_over, 0, torch.cat(parts)) / ROWS)
 

@@ -99,6 +99,7 @@ class Traits(NamedTuple):
     # The same, where it depends on other settings: of a run's tables, before they are checked.
     rounds_of: Callable[[Mapping[str, Mapping[str, Any]]], int] | None = None
     local_steps: int = 0  # in place of an epoch; 0: an epoch is a pass over the client's samples
+    even_batches: bool = False  # whether all batches of a pass have the same size, but for one sample
 
 
 def traits(algorithm: Any) -> Traits:
@@ -149,7 +150,7 @@ def next_plan(
     if steps := traits(algorithm).local_steps:
         done = steps_done(algorithm, clients).tolist()
         return plan_of_steps(seed, ids, sizes, done, steps=steps, **how)
-    return plan(seed, round, ids, sizes, **how)
+    return plan(seed, round, ids, sizes, **how, even=traits(algorithm).even_batches)
 
 
 def epochs_in(algorithm: Any, task: Task, round: int) -> int:

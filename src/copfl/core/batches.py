@@ -47,10 +47,12 @@ def plan(
     random: bool = True,
     device: torch.device | str = "cpu",
     limits: tuple[int, int] | None = None,
+    even: bool = False,
 ) -> Plan:
     """The batches of these clients in this round, a row per client; every epoch is a shuffle of all samples.
 
-    The last batch of an epoch may be smaller. Where the clients' sizes differ, `valid` marks the client's own
+    The last batch of an epoch may be smaller; with `even`, all of a client's batches have the same size but for one
+    sample. Where the clients' sizes differ, `valid` marks the client's own
     samples; a step without a valid sample changes nothing for the client. With `random`, each step has a key
     for the random numbers inside the model; without one it draws none. `limits` are the smallest and the
     largest size, where other clients than these train in the same batch.
@@ -90,7 +92,38 @@ def plan(
             key=None if step_keys is None else tensor(step_keys[:, epoch, start // batch]),
         )
 
+    def even_step(epoch: int, number: int) -> Batch:
+        place = np.minimum(ends[:, number, None] + np.arange(width), largest - 1)
+        inside = np.arange(width) < (ends[:, number + 1] - ends[:, number])[:, None]
+
+        def rows(array: NDArray[np.generic]) -> Tensor:
+            return tensor(array[np.arange(len(size))[:, None], epoch, place])
+
+        return Batch(
+            index=torch.where(tensor(inside), rows(order), 0),
+            valid=None if limits is None and inside.all() else tensor(inside),
+            shift=None if shifts is None else rows(shifts),
+            flip=None if flips is None else rows(flips),
+            key=None if step_keys is None else tensor(step_keys[:, epoch, number]),
+        )
+
+    if even:
+        ends = even_ends(size, batch, len(step_number))
+        width = min(batch, largest) if limits is not None else int(np.diff(ends, axis=1).max())
+        return tuple(tuple(even_step(n, k) for k in range(len(step_number))) for n in range(epochs))
     return tuple(tuple(step(n, start) for start in range(0, largest, batch)) for n in range(epochs))
+
+
+def even_ends(sizes: NDArray[np.int64], batch: int, steps: int) -> NDArray[np.int64]:
+    """[clients, steps + 1]: where each client's batches end, in as many as have at most `batch` samples.
+
+    Args:
+        sizes: How many samples each has.
+        batch: Of a step, at most.
+        steps: Of the client with the most.
+    """
+    own = np.maximum(-(-sizes // batch), 1)[:, None]
+    return np.asarray(np.minimum(np.arange(steps + 1), own) * sizes[:, None] // own)
 
 
 def plan_of_steps(

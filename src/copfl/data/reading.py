@@ -256,9 +256,10 @@ def pickled_array(record: object, source: str) -> NDArray[Any]:
                     kind = np.dtype(f"{order}{code}")
                     sizes = [n for n in shape if type(n) is int and n >= 0]
                     if len(sizes) == len(shape) and math.prod(sizes) * kind.itemsize == len(raw):
-                        order_of = "F" if in_fortran_order else "C"
                         with raised_as(DataError, no_array, ValueError, OverflowError):  # of too many sides
-                            array = np.frombuffer(raw, kind).reshape(shape, order=order_of)
+                            array = np.frombuffer(raw, kind).reshape(
+                                shape, order="F" if in_fortran_order else "C"
+                            )
                         return np.ascontiguousarray(array, kind.newbyteorder("="))
     raise DataError(no_array)
 

@@ -102,6 +102,13 @@ class Dataset:
         None  # of a table, its columns and how they became numbers: copfl.data.tables.encoders.TableInfo
     )
     groups_are_clients: bool = True  # by nature; false where they are only a fact, such as a corruption
+    # Train samples of which encoders and scales are learned; None: all. See `copfl.data.tables.learned_from`.
+    learned: NDArray[np.int64] | None = None
+    # Of a table whose encoders are learned, its cells: copfl.data.tables.tables.Cells.
+    cells: Any = None
+    origin: str = (
+        ""  # the digest of the data set whose encoders these samples have learned again; "": its own
+    )
 
     def __repr__(self) -> str:
         sizes = f"{len(self.train):,} train and {len(self.test):,} test samples"
@@ -110,6 +117,8 @@ class Dataset:
     @cached_property
     def digest(self) -> str:
         """The hash of the samples, and of how they become a network's inputs."""
+        if self.origin:
+            return self.origin
         content = hashlib.sha256()
         for samples in (self.train, self.test):
             for name, array in by_name(samples.x).items():
@@ -136,10 +145,11 @@ class Dataset:
 
     @property
     def target_scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and deviation of each value to predict, over the train samples; empty for other targets."""
+        """Mean and deviation of each value to predict, over the learned samples; empty for other targets."""
         if self.kind != REGRESSION:
             return (), ()
-        values = np.asarray(self.train.y, np.float64).reshape(len(self.train), -1)
+        y = self.train.y if self.learned is None else self.train.y[self.learned]
+        values = np.asarray(y, np.float64).reshape(len(y), -1)
         std = values.std(axis=0)
         return tuple(values.mean(axis=0).tolist()), tuple(np.where(std > 1e-12, std, 1.0).tolist())
 

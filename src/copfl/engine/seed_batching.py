@@ -68,7 +68,8 @@ def _program(simulation: Simulation) -> tuple[object, ...]:
         for name, t in tree.named((split.x, split.y))
     )
     names = repr(with_rate(simulation.algorithm, 1.0)), simulation.mapping.name
-    return *names, task.layout, shapes, simulation.batch, id(task.public)
+    scale = federation.dataset.target_scale  # of its training rows, which the seed may draw
+    return *names, scale, task.layout, shapes, simulation.batch, id(task.public)
 
 
 def _widths(simulations: Sequence[Simulation]) -> Widths | None:

@@ -18,6 +18,7 @@ from copfl.core.task import Data, Task
 from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition, hold_out, with_validation
 from copfl.data.samples import CLASSIFICATION, REGRESSION, SURVIVAL, Dataset
+from copfl.data.tables.tables import learned_from
 from copfl.engine import autotune, features, ranks
 from copfl.engine.features import TrainedPart
 from copfl.engine.machine import processors
@@ -36,6 +37,7 @@ from copfl.settings.components import WRAPPERS, build
 from copfl.settings.components import wrapped as put_around
 from copfl.settings.data import data_of
 from copfl.settings.schema import Run, RunSettings
+from copfl.wrappers.even_batches import with_even_batches
 from copfl.wrappers.local_steps import with_local_steps
 from copfl.wrappers.privacy import check_sums
 
@@ -56,7 +58,9 @@ def prepare(run: Run, *, validation: float = 0.0, tell: Tell | None = None) -> E
     tell = tell or (lambda line: None)
     device = computing(run.run)
     samples = dataset(run, tell)
-    clients = FederatedData(samples, partition(run, samples, validation), device)
+    parts = partition(run, samples, validation)
+    samples = without_held_out(samples, parts)
+    clients = FederatedData(samples, parts, device)
     if run.run.select == "best":
         held_out = f"{run.run.validation:g} of each client's training samples is for validation"
         tell(f"{held_out}, which chooses its best round; --validation sets the fraction")
@@ -188,6 +192,28 @@ def partition(run: Run, samples: Dataset, validation: float = 0.0) -> Partition:
     return parts
 
 
+def without_held_out(samples: Dataset, parts: Partition) -> Dataset:
+    """The data set whose encoders and scales are learned of the samples that train; unchanged where none is held out.
+
+    Args:
+        samples: The data set.
+        parts: The samples of each client.
+    """
+    if not parts.validation and parts.test_from == "test":
+        return samples
+    return learned_from(samples, np.unique(np.concatenate(parts.train)))
+
+
+def data_set_of(run: Run) -> Dataset:
+    """The data set as a training of the run has it, with texts as they are.
+
+    Args:
+        run: The settings.
+    """
+    samples = data_of(run.data)
+    return without_held_out(samples, partition(run, samples)) if run.run.validation else samples
+
+
 def task(run: Run, module: nn.Module, clients: FederatedData, algorithm: AnyAlgorithm, tell: Tell) -> Task:
     """What every client learns, tried on two samples.
 
@@ -223,8 +249,7 @@ def algorithm(run: Run, inner: AnyAlgorithm, task: Task, clients: FederatedData)
         task: What the clients learn.
         clients: Their samples.
     """
-    if run.run.steps:
-        inner = with_local_steps(inner, run.run.steps)
+    inner = with_local_steps(with_even_batches(inner, run.run.even_batches), run.run.steps)
     given = [kind for kind in WRAPPERS if getattr(run, kind)]
     if not given:
         return inner

@@ -260,6 +260,40 @@ def histogram(index: Tensor, numbers: Sequence[Tensor], room: int) -> Tensor:
     return torch.stack([sums[id(one)] for one in numbers]).view(-1, columns, room)
 
 
+def merged(sums: Tensor, least: int) -> Tensor:
+    """[..., channels, bins]: the sums, where bins of few rows are added to a neighbour; every sum is of enough rows.
+
+    First of two bins, then of two pairs, up to all bins: a half with too few rows has them in one bin, which is added
+    to the nearest bin of the other half that has a row. What has too few rows in all is 0.
+
+    Args:
+        sums: Of some bins; the last channel counts their rows.
+        least: Rows of a bin that has one.
+    """
+    if least <= 1:
+        return sums
+    bins = sums.shape[-1]
+    width = 1 << (bins - 1).bit_length()
+    blocks, size = F.pad(sums, (0, width - bins)), 1
+    while size < width:
+        left, right = blocks.unflatten(-1, (width // (2 * size), 2, size)).unbind(
+            -2
+        )  # [..., channels, pairs, bins]
+        has_left, has_right = (half[..., -1, :, :] > 0.5 for half in (left, right))
+        rows = [half[..., -1, :, :].sum(-1, keepdim=True) for half in (left, right)]
+        few_left, few_right = ((own > 0.5) & (own < least - 0.5) for own in rows)
+        to_right = (few_left & has_right.any(-1, keepdim=True))[..., None, :, :]
+        to_left = (few_right & has_left.any(-1, keepdim=True))[..., None, :, :] & ~to_right
+        first = (has_right & (has_right.cumsum(-1) == 1))[..., None, :, :]
+        last = (has_left & (has_left.flip(-1).cumsum(-1).flip(-1) == 1))[..., None, :, :]
+        moved = [half.sum(-1, keepdim=True) for half in (left, right)]
+        with_left = torch.where(to_right & first, right + moved[0], right)
+        with_right = torch.where(to_left & last, left + moved[1], left)
+        halves = torch.where(to_right, 0, with_right), torch.where(to_left, 0, with_left)
+        blocks, size = torch.stack(halves, -2).flatten(-3), 2 * size
+    return torch.where((blocks.sum(-1)[..., -1:] < least - 0.5)[..., None], 0, blocks)[..., :bins]
+
+
 # -- splits --------------------------------------------------------------------------------------------------
 
 

@@ -373,6 +373,13 @@ class RunSettings:
         maximum=10**6,
         policy=AtMost("bounds.steps"),
     )
+    even_batches: bool = setting(
+        False,
+        "Whether all batches of a pass have the same size but for one sample, so that none is of what is left; in "
+        "secure sums a last batch of one sample would tell it.",
+        shown="on with secure sums",
+        policy=Free("secure_aggregation.even_batches"),
+    )
     participation: float = in_federation(
         1.0,
         "Fraction of the clients in each round.",

@@ -19,14 +19,16 @@ from copfl.core import tree
 from copfl.core.algorithm import received
 from copfl.data.contract.contract import Column, Contract
 from copfl.errors import UsageError
-from copfl.federation.node import acceptance
+from copfl.federation.node import acceptance, resident
+from copfl.federation.node.data import NodeData, node_data
+from copfl.federation.node.node import Node
 from copfl.federation.policy.file import FILE, strict, write_policy
 from copfl.federation.policy.record import Policy, ProposalRules, RequestBounds
 from copfl.federation.protocol.chained_log import AUDIT, verified
 from copfl.federation.protocol.keys import SigningKey, fingerprint, new_key
 from copfl.federation.protocol.messages import Content, Field
 from copfl.federation.protocol.proposal import KEY, Member, Rotation, rotation_statement
-from copfl.federation.protocol.settings import settings_of
+from copfl.federation.protocol.settings import TrainingSettings, settings_of
 from copfl.federation.protocol.statistics import like_centres, terms_of
 from copfl.federation.server.folder import ServerFolder
 from copfl.federation.server.secure_exchange import exchange_of
@@ -153,10 +155,54 @@ def test_a_training_on_other_rows_than_the_statistics_is_refused(tmp_path: Path)
     assert not why(frozen, "e")
 
 
+def test_another_target_and_other_columns_do_not_draw_other_test_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are drawn class by class: a second target had other test rows, and so two sums differed by a few rows."""
+    nodes = []
+    for n in range(3):
+        (tmp_path / str(n)).mkdir()
+        rows = [{"row": row, **cells} for row, cells in enumerate(rows_of("west", n)[:60])]
+        data = str(write_rows(tmp_path / str(n) / "data.csv", rows))
+        nodes.append(knowing({"data": data, "state-dir": str(tmp_path / str(n) / "state")}))
+    row, age = (Column(name=name, type="number", mean=0.0, deviation=1.0) for name in ("row", "age"))
+    ward = Column(name="ward", type="category", categories=("bone", "heart", "skin"))
+    first = Contract(columns=(row, age), targets=(TARGET,))
+    seen: list[list[list[int]]] = []
+
+    def noted(settings: TrainingSettings, node: Node) -> NodeData:
+        data = node_data(settings, node)
+        seen.append([sorted(split.x[:, 0].int().tolist()) for split in (data.train, data.test)])
+        return data
+
+    monkeypatch.setattr(resident, "node_data", noted)
+
+    def trained(contract: Contract, run: str) -> list[list[int]]:
+        """The rows that the first node trains on, and its test rows."""
+        settings: dict[str, Any] = {"run.clients": 3, "secure.aggregation": True, "network.min_replies": 3}
+        settings |= {"algorithm.name": "fedavg", "model.name": "linear", "session.run": run}
+        settings |= {"samples.contract": contract.as_json(), "samples.classes": list(contract.outputs)}
+        settings["samples.shape"] = [len(contract.columns)]
+        federation = Federation(tmp_path, nodes=nodes, **settings)
+        assert not refused(federation.masked(federation.model()))
+        return seen[-1]
+
+    drawn = trained(first, "a")
+    simulated = first.encoders.dataset(Path(nodes[0]["data"]))
+    assert drawn == [
+        sorted(split.x[:, 0].astype(int).tolist()) for split in (simulated.train, simulated.test)
+    ]
+    by_ward = Contract(columns=(row,), targets=(ward,))
+    alone = by_ward.encoders.dataset(Path(nodes[0]["data"])).test
+    assert sorted(alone.x[:, 0].astype(int).tolist()) != drawn[1]  # what it would draw
+    assert trained(by_ward, "b") == drawn
+
+
 # -- training: refusals tell nothing, and one model a round --------------------------------------------------
 
 SECURE = CONFIG | {
     "secure.aggregation": True,
+    "run.even_batches": True,
     "algorithm.name": "fedavg",
     "run.rounds": 2,
     "optimizer.name": "sgd",

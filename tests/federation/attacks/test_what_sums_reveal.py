@@ -475,9 +475,13 @@ def test_sums_of_the_same_clients_with_and_without_a_row_reveal_the_row() -> Non
     assert np.corrcoef(row, x[20])[0, 1] > 0.999
 
 
-def test_sums_of_trees_have_bins_with_one_row() -> None:
-    """By the last level of a tree many bins of a column have a single row: the sum has its residual, so its target."""
-    problem, algorithm = test_trees.problem_of("values"), Trees(intercept=False)
+@pytest.mark.parametrize("group", [1, 5])
+def test_sums_of_trees_have_bins_with_one_row(group: int) -> None:
+    """By the last level of a tree many bins of a column have a single row: the sum has its residual, so its target.
+
+    With algorithm.group no bin of a site has fewer rows, in its own upload as in a sum.
+    """
+    problem, algorithm = test_trees.problem_of("values"), Trees(intercept=False, group=group)
     task = test_trees.task_for(problem)
     levels = BEFORE + test_trees.DEPTH
     last = rounds_of(algorithm, task, test_trees.federation_of(problem), [(0, 1, 2, 3)] * levels)[-1]
@@ -489,6 +493,10 @@ def test_sums_of_trees_have_bins_with_one_row() -> None:
     x, y = torch.from_numpy(problem.x), torch.from_numpy(problem.y)
     eta = grown.forest.eta(grown.forest.leaves(x.to(task.initial)), y)[:, 0]
     of_rows = y - eta
+    if group > 1:
+        assert ((counts == 0) | (counts >= group)).all()
+        assert (counts > 0).sum() > 20
+        return
     alone = residuals[counts == 1]
     assert len(alone) > 80  # of 4 columns and 120 rows
     assert float((alone[:, None] - of_rows).abs().min(1).values.max()) < 1e-6  # the step of the sum

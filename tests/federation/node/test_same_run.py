@@ -78,9 +78,9 @@ def assert_same(played: Played, expected: Simulated, nodes: list[dict[str, Any]]
         for a, b in zip(tree.leaves(ours), tree.leaves(theirs), strict=True):
             assert torch.equal(a, b)
     for record, round in zip(played.records, expected.rounds, strict=True):
-        compared = {
-            name for name in round.clients if name.startswith(tuple(m.name for m in settings.task.metrics))
-        }
+        names = tuple(m.name for m in settings.task.metrics)
+        # What validation samples give stays at the node.
+        compared = {name for name in round.clients if name.startswith(names) and "validation" not in name}
         assert len(compared) >= 3
         for name in compared:
             assert record["per_client"][name] == np.asarray(round.clients[name]).tolist(), name
@@ -258,6 +258,24 @@ def test_a_table_of_each_site(tmp_path: Path) -> None:
     expected = simulated(run)
     assert expected.experiment.federation.shape == (6,)  # two numbers, four wards
     assert_same(federated(app, nodes), expected, nodes)
+
+
+def test_a_table_of_each_site_with_validation_rows(tmp_path: Path) -> None:
+    """The encoders of the app are of the rows that the simulation trains on, and so are those of its parts."""
+    run = table_run(tmp_path)
+    run["run"] |= {"validation": 0.2, "rounds": 1}
+    app, expected = init(tmp_path / "app", run), simulated(run)
+    assert_same(federated(app, table_nodes(tmp_path)), expected, table_nodes(tmp_path))
+    parts = init(tmp_path / "parts", run)
+    nodes = partition_nodes(parts, complete(toml.read_file(parts / RUN_FILE)))
+    assert_same(federated(parts, nodes), expected, nodes)
+    train = expected.experiment.federation.train.x
+    assert abs(float(train[:, 0].mean())) < 1e-6  # standardised by themselves
+    regression: Tables = {"data": {"name": "diabetes"}, "run": {"clients": 3, "validation": 0.2, "rounds": 1}}
+    federation = prepare(complete(regression)).federation
+    values = federation.dataset.train.y[np.concatenate(federation.partition.train)]
+    assert federation.dataset.target_scale[0][0] == pytest.approx(float(values.mean()))
+    assert planned(regression).samples.target_mean == federation.dataset.target_scale[0]
 
 
 @pytest.mark.parametrize("data", ["digits", "wine"])

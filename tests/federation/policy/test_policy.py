@@ -64,7 +64,7 @@ from tests.toys import only_model
 LINES = {KEYS, *(field.name for field in dataclasses.fields(Policy))}
 LINES |= {f"bounds.{field.name}" for field in dataclasses.fields(RequestBounds)}
 LINES |= {"privacy.noise", "privacy.clip", "secure_aggregation.required", "secure_aggregation.cohort"}
-LINES |= {"secure_aggregation.neighbours", "statistics.allowed"}
+LINES |= {"secure_aggregation.neighbours", "secure_aggregation.even_batches", "statistics.allowed"}
 
 WATCHED: tuple[str, ...] = (
     "import",

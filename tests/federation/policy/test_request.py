@@ -19,7 +19,7 @@ from copfl import wire
 from copfl.core.algorithm import message_to_new_client
 from copfl.core.metrics import METRICS
 from copfl.errors import UsageError, WireError
-from copfl.federation.machines.app import init
+from copfl.federation.machines.app import init, planned
 from copfl.federation.node import respond, update
 from copfl.federation.node.explanation import explained
 from copfl.federation.node.join import personalise
@@ -35,6 +35,7 @@ from copfl.federation.server.rounds import TrainingServer, check_metrics, check_
 from copfl.models import build
 from copfl.parts.averaging import Upload
 from copfl.settings.flat import nested
+from copfl.settings.toml import Tables
 from copfl.wire import Packet
 from tests.commands import called
 from tests.federation.network import (
@@ -351,6 +352,63 @@ def test_a_secure_sum_is_of_all_rows(asked: dict[str, Any]) -> None:
     allowed = Policy(secure_aggregation=SumRules(parts=True))
     assert not refusals(Policy(), plain) + refusals(allowed, secure)
     assert not refusals(Policy(), secure | {"run.steps": 0, "algorithm.rows": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (
+            {"run.steps": 1, "run.batch": 1},
+            "run.steps=1 of run.batch=1 is an update of at most 1 rows, and 5 are",
+        ),
+        ({"run.steps": 2, "run.batch": 2}, "of at most 4 rows"),
+        (
+            {"algorithm.name": "trees", "algorithm.group": 4},
+            "algorithm.group=4 lets bins of that many rows leave",
+        ),
+        ({"algorithm.name": "trees"}, "set algorithm.group=5"),
+        (
+            {"algorithm.name": "trees", "algorithm.group": 5, "algorithm.rows": 0.01},
+            "algorithm.rows=0.01 may be of",
+        ),
+    ],
+)
+def test_nothing_of_a_few_rows_leaves_by_its_settings(asked: dict[str, Any], why: str) -> None:
+    """A step of one row is that row's gradient: with a linear layer the row itself."""
+    plain = CONFIG | asked
+    (refusal,) = refusals(Policy(least_rows=5), plain)
+    assert refusal.line == "least_rows"
+    assert why in str(refusal)
+    assert not refusals(Policy(), plain)
+    enough = {"run.batch": 5} if "run.batch" in asked else {"algorithm.group": 5, "algorithm.rows": 1.0}
+    assert not refusals(Policy(least_rows=5), plain | enough)
+
+
+def test_a_node_with_the_strict_policy_refuses_a_step_of_one_row(tmp_path: Path) -> None:
+    """Through its door: an owner who allows plain uploads is asked for an update of one row."""
+    node = write_nodes(digits(), tmp_path)[0] | {"worker": False}
+    text = (
+        strict().replace("required = true", "required = false").replace("unsigned = false", "unsigned = true")
+    )
+    file = Path(node["state-dir"]) / FILE
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    packet = wire.encode((), wire.Head("down", "test", "", 0, 0), about={})
+    config = CONFIG | {"run.steps": 1, "run.batch": 1}
+    reply = respond.respond(Message(TRAIN, packet), config, node, 0)
+    assert "run.steps=1 of run.batch=1" in json.loads(reply[0])[Field.REFUSED]
+    assert "[least_rows]" in json.loads(reply[0])[Field.REFUSED]
+
+
+def test_a_policy_demands_even_batches() -> None:
+    policy = Policy(secure_aggregation=SumRules(even_batches=True))
+    secure = CONFIG | {"secure.aggregation": True}
+    assert [refusal.line for refusal in refusals(policy, secure)] == ["secure_aggregation.even_batches"]
+    assert not refusals(policy, secure | {"run.even_batches": True}) + refusals(policy, CONFIG)
+    assert planned({"secure": {"aggregation": True}}).run.run.even_batches
+    chosen: Tables = {"secure": {"aggregation": True}, "run": {"even_batches": False}}
+    assert not planned(chosen).run.run.even_batches
+    assert not planned({}).run.run.even_batches
 
 
 # -- the command ---------------------------------------------------------------------------------------------

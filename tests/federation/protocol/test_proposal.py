@@ -185,7 +185,7 @@ def test_a_run_config_that_nobody_signed_is_refused(nodes: list[dict[str, Any]])
         assert "no coordinator signed it" in refused(nodes[0], CONFIG, kind)
     state_of(nodes[0]).mkdir(exist_ok=True)
     (state_of(nodes[0]) / FILE).write_text(strict())
-    secure = CONFIG | {"secure.aggregation": True}
+    secure = CONFIG | {"secure.aggregation": True, "run.even_batches": True}
     assert "[proposals.unsigned]" in refused(nodes[0], secure)
     assert not refused(unsigned(nodes[1]), CONFIG)
 
@@ -321,7 +321,8 @@ def signed_run(config: dict[str, Any], nodes: list[dict[str, Any]], runs: Path, 
 @pytest.mark.parametrize("is_secure", [False, True])
 def test_a_signed_run_ends_with_the_bits_of_an_unsigned_one(is_secure: bool, tmp_path: Path) -> None:
     """Under the strict policy, with secure sums; and without them, where it is the simulation."""
-    config = CONFIG | {"run.rounds": 2, "secure.aggregation": is_secure, "algorithm.name": "fedavg"}
+    config = CONFIG | {"run.rounds": 2, "secure.aggregation": is_secure, "run.even_batches": is_secure}
+    config["algorithm.name"] = "fedavg"
     nodes = [knowing(node) for node in write_nodes(digits(), tmp_path / "nodes")]
     for node in nodes:
         policy = strict() if is_secure else ""

@@ -15,6 +15,7 @@ from copfl.data.contract.agreed_encoders import Encoders
 from copfl.data.contract.contract import Column, Contract
 from copfl.data.sets.datasets import load
 from copfl.errors import RunError, UsageError, WireError
+from copfl.experiment.preparation import prepare
 from copfl.federation.machines import deployed
 from copfl.federation.machines.app import init
 from copfl.federation.machines.local import up
@@ -31,6 +32,7 @@ from copfl.federation.server.agreement import contract_at, freeze
 from copfl.federation.server.folder import ServerFolder
 from copfl.federation.server.secure_exchange import exchange_of
 from copfl.federation.server.statistics import StatisticsServer, _names
+from copfl.settings.complete import complete
 from copfl.settings.flat import flattened, nested
 from copfl.settings.toml import Tables
 from tests.code_blocks import call
@@ -188,6 +190,37 @@ def test_the_coordinator_freezes_what_the_run_found(tmp_path: Path, monkeypatch:
     assert (json.loads(config["shape"]), json.loads(config["classes"])) == ([5], ["bone", "skin"])
     with pytest.raises(UsageError, match="start it with `copfl federate agree"):
         deployed.start_run(app, {"session.agree": True})
+
+
+@pytest.mark.parametrize("group", ["", "note"])
+def test_validation_rows_teach_no_encoder(group: str, tmp_path: Path) -> None:
+    """Means, deviations and categories are of the rows that the run of all tables trains on."""
+    rows = {name: [{"site": name, **row} for row in rows_of(name)] for name in WARDS}
+    for row in (row for of_site in rows.values() for row in of_site):
+        row["note"] = f"{row['site']}{row['age'] // 10}"  # type: ignore[operator]
+    whole = write_rows(tmp_path / "all.csv", [row for of_site in rows.values() for row in of_site])
+    files = [write_rows(tmp_path / f"{name}.csv", of_site) for name, of_site in rows.items()]
+    data = {"name": str(whole), "target": "outcome", "client": "site", "missing": "fill"}
+    data |= {"group": group} if group else {"drop": "note"}
+    run: Tables = {
+        "data": data,
+        "model": {"name": "mlp"},
+        "run": {"validation": 0.25, "seed": 3, "rounds": 1},
+    }
+    expected = prepare(complete(run)).federation.dataset.table.columns
+    everything = prepare(complete(run, {"run": {"validation": 0.0}})).federation.dataset.table.columns
+    assert expected[0].mean != pytest.approx(everything[0].mean, rel=1e-6)
+    nodes = [knowing({"data": str(f), "state-dir": str(tmp_path / f"s{n}")}) for n, f in enumerate(files)]
+    config = config_of(dataclasses.replace(CONTRACT, group=group), run__validation=0.25, run__seed=3)
+    made = agree(config, nodes, tmp_path / "runs").contract
+    for ours, theirs in zip(made.encoders.columns, expected, strict=True):
+        assert (ours.name, ours.categories) == (theirs.name, theirs.categories)
+        assert (ours.mean, ours.std) == pytest.approx((theirs.mean, theirs.std), rel=1e-9)
+    secure = {"secure__aggregation": True, "run__validation": 0.25, "session__run": "sums"}
+    listed = dataclasses.replace(CANDIDATES, group=group)
+    others = [node | {"state-dir": f"{node['state-dir']}-secure"} for node in nodes]
+    in_sums = agree(config_of(listed, run__seed=3, **secure), others, tmp_path / "runs").contract
+    assert in_sums.encoders.columns[0].mean == pytest.approx(expected[0].mean, abs=1e-4)
 
 
 # -- what a malicious server would ask for -------------------------------------------------------------------

@@ -44,13 +44,16 @@ class Encoders(TableInfo):
         tables = [read_table(file) for file in (path, test) if file is not None]
         return self.dataset_of(tables, path.stem, kind)
 
-    def dataset_of(self, tables: Sequence[DataTable], name: str, kind: str | None = None) -> Dataset:
+    def dataset_of(
+        self, tables: Sequence[DataTable], name: str, kind: str | None = None, leave_out: bool = True
+    ) -> Dataset:
         """The rows of a table, or of train and test rows, as samples.
 
         Args:
             tables: The rows, or train and test rows.
             name: Of the data set.
             kind: Of the targets; None: what they look like.
+            leave_out: As of `from_tables`.
         """
         require_columns(tables, self.used)
         return from_tables(
@@ -64,6 +67,7 @@ class Encoders(TableInfo):
             time=self.time,
             split=self.split,
             encoders=self.columns,
+            leave_out=leave_out,
         )
 
 

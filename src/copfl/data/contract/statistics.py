@@ -15,14 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from copfl.data.clients.partition import validation_part
 from copfl.data.contract.agreed_encoders import require_columns
-from copfl.data.contract.contract import ARRAYS, NUMBER, TABLE, Column, Contract
-from copfl.data.samples import CLASSIFICATION
+from copfl.data.contract.contract import ARRAYS, NUMBER, TEXT, Column, Contract
+from copfl.data.samples import CLASSIFICATION, Dataset
 from copfl.data.tables.columns import Column as Cells
 from copfl.data.tables.columns import DataTable, check_plain, coded, floats, row_texts, text_of
 from copfl.data.tables.encoders import MOST_CATEGORIES
 from copfl.data.tables.files import read_table
-from copfl.data.tables.tables import numbers_of, train_rows
+from copfl.data.tables.tables import numbered_rows, numbers_of
 from copfl.errors import DataError
 
 Vector = NDArray[np.float64]
@@ -74,6 +75,30 @@ class ContractQuestion:
         return 2 * len(self.numbers) + sum(len(c.candidates) for c in self.listed), 2 * len(self.numbers)
 
 
+class HeldOut(NamedTuple):
+    """Which training rows of a site are for validation: it learns nothing from them, neither an encoder nor a model."""
+
+    fraction: float  # 0: none
+    seed: int  # of the run
+    client: int  # the number of the site
+
+    def kept(self, contract: Contract, data: Dataset) -> NDArray[np.bool_]:
+        """Which samples train, as in the training that follows.
+
+        Args:
+            contract: What the members have agreed on. Where they have not agreed on the classes, they will in
+                the order of `_ordered`.
+            data: The site's, with its own classes.
+        """
+        strata = data.train.strata
+        if contract.task == CLASSIFICATION:
+            agreed = contract.targets[0].categories or sorted(data.classes)
+            numbers = {name: number for number, name in enumerate(agreed)}
+            strata = np.array([numbers.get(name, -1) for name in data.classes])[strata]
+        sides = validation_part(data.train, strata, self.fraction, self.seed, self.client)
+        return sides.train if sides.test.any() else ~sides.test
+
+
 class SiteValues(NamedTuple):
     """What a site's rows for training say about a question."""
 
@@ -82,22 +107,33 @@ class SiteValues(NamedTuple):
     rows: dict[str, NDArray[np.object_]]  # all cells of the rows: which rows they are
 
 
-def site_of(contract: Contract, files: Sequence[Path]) -> SiteValues:
+def site_of(contract: Contract, files: Sequence[Path], held_out: HeldOut | None = None) -> SiteValues:
     """A site's answer material, from its table.
 
     Args:
         contract: What the federation has agreed on.
         files: The table, and test rows if they are in a file of their own.
+        held_out: The rows for validation; None: there are none.
     """
-    question, tables = ContractQuestion.of(contract), [read_table(file) for file in files]
-    columns = contract.features if contract.data == TABLE else contract.columns
-    features = [column.name for column in columns]
-    used = [*contract.target_names, *filter(None, (contract.group, contract.time)), *features]
+    return values_of(contract, [read_table(file) for file in files], held_out)
+
+
+def rows_of(contract: Contract, tables: Sequence[DataTable], leave_out: bool = True) -> Dataset:
+    """Which rows of a site train and which test, by their numbers, as of `numbered_rows`.
+
+    Args:
+        contract: What the federation has agreed on.
+        tables: One, or train and test.
+        leave_out: Whether train rows that are copies of test rows are left out.
+    """
+    features = [column.name for column in contract.features]
+    text = contract.columns[0].name if contract.data == TEXT else ""
+    used = [*contract.target_names, *filter(None, (contract.group, contract.time, text)), *features]
     require_columns(tables, used)
     for table in tables:
         for name in used:
             check_plain(name, table.columns[name])
-    table = train_rows(
+    return numbered_rows(
         tables,
         contract.target_names,
         features,
@@ -106,7 +142,25 @@ def site_of(contract: Contract, files: Sequence[Path]) -> SiteValues:
         contract.group,
         contract.time,
         contract.split,
+        text,
+        leave_out,
     )
+
+
+def values_of(
+    contract: Contract, tables: Sequence[DataTable], held_out: HeldOut | None = None, leave_out: bool = True
+) -> SiteValues:
+    """A site's answer material.
+
+    Args:
+        contract: What the federation has agreed on.
+        tables: The site's, or those of its train and test rows.
+        held_out: The rows for validation; None: there are none.
+        leave_out: As of `rows_of`.
+    """
+    question, data = ContractQuestion.of(contract), rows_of(contract, tables, leave_out)
+    numbers = data.train.x[:, 0] if held_out is None else data.train.x[held_out.kept(contract, data), 0]
+    table = DataTable({name: column.take(numbers) for name, column in tables[0].columns.items()})
     targets = set(contract.target_names)
     values = {c.name: _values(c.name, table, c.name in targets) for c in question.numbers}
     is_class = contract.task == CLASSIFICATION

@@ -28,6 +28,7 @@ NAMES = (
     "warnings",
     "kind",
     "groups_are_clients",
+    "origin",
 )
 
 

@@ -173,21 +173,18 @@ def from_tables(
     for table in tables:
         for column, cells in table.columns.items():
             check_plain(column, cells)
-    data = _row_numbers(tables, roles, kind, classes, name, split, leave_out)
-    about_stretches = _about_stretches(data, bool(roles.groups))
-    chosen = [part.x[:, 0] for part in (data.train, data.test)]
+    numbered = _row_numbers(tables, roles, kind, classes, name, split, leave_out)
+    about_stretches = _about_stretches(numbered, bool(roles.groups))
+    chosen = [part.x[:, 0] for part in (numbered.train, numbered.test)]
     if roles.texts:
         samples = _of_texts(tables, chosen, roles)
     else:
-        samples = _of_columns(tables, chosen, roles, as_categories, encoders, missing)
-    train, test = (
-        replace(part, x=array) for part, array in zip((data.train, data.test), samples.x, strict=True)
-    )
-    info = replace(samples.info, group=group, time=time, split=split)
+        samples = _of_columns(tables, chosen, chosen[0], roles, as_categories, encoders, missing)
+    data = _with_features(numbered, samples, group, time, split)
     about_target = _doubtful_target(data, roles.targets) if kind is None else []
     are_all_rows = sum(map(len, tables)) == rows
     # Where encoders are agreed, the owner of the table has checked it against the contract.
-    doubts = Doubts([], []) if encoders else doubts_of(tables, data, samples.info, are_all_rows)
+    doubts = Doubts([], []) if encoders else doubts_of(tables, numbered, samples.info, are_all_rows)
     warnings = [*data.warnings, *doubts.warnings]
     if not roles.clients and not encoders:
         columns = spare or {column.name: tables[0].columns[column.name] for column in samples.info.columns}
@@ -195,7 +192,45 @@ def from_tables(
         warnings = [*([] if site is None else [site.text]), *warnings]
     about_rows = (*missing_notes, *about_target, *about_stretches, *samples.notes, *doubts.notes)
     note = "; ".join(filter(None, (data.note, *notes, *about_rows)))
-    return replace(data, train=train, test=test, table=info, note=note, warnings=tuple(warnings))
+    cells = None if roles.texts or encoders else Cells(tables, chosen, roles, as_categories, missing)
+    return replace(data, note=note, warnings=tuple(warnings), cells=cells)
+
+
+class Cells(NamedTuple):
+    """A table beside its features, whose encoders can be learned again."""
+
+    tables: Sequence[DataTable]  # one or two
+    chosen: Sequence[NDArray[np.int64]]  # the train and the test rows
+    roles: _Roles
+    as_categories: Sequence[str]
+    missing: str
+
+
+def learned_from(data: Dataset, rows: NDArray[np.int64]) -> Dataset:
+    """The data set whose encoders, and scales of targets, are learned of some train samples.
+
+    What others agreed on, and arrays, stay as they are.
+
+    Args:
+        data: With these samples.
+        rows: Their numbers.
+    """
+    if data.cells is None:
+        return replace(data, learned=rows)
+    data = replace(data, learned=rows, origin=data.digest)
+    tables, chosen, roles, as_categories, missing = data.cells
+    samples = _of_columns(tables, chosen, chosen[0][rows], roles, as_categories, (), missing)
+    return _with_features(data, samples, data.table.group, data.table.time, data.table.split)
+
+
+def _with_features(data: Dataset, samples: _Samples, group: str, time: str, split: int) -> Dataset:
+    """The data set with these features of its rows."""
+    train, test = (
+        replace(part, x=array) for part, array in zip((data.train, data.test), samples.x, strict=True)
+    )
+    return replace(
+        data, train=train, test=test, table=replace(samples.info, group=group, time=time, split=split)
+    )
 
 
 class _Roles(NamedTuple):
@@ -285,6 +320,7 @@ def _of_texts(tables: Sequence[DataTable], chosen: Sequence[NDArray[Any]], roles
 def _of_columns(
     tables: Sequence[DataTable],
     chosen: Sequence[NDArray[Any]],
+    learned: NDArray[np.int64],
     roles: _Roles,
     as_categories: Sequence[str],
     agreed: Sequence[Encoder],
@@ -295,9 +331,10 @@ def _of_columns(
     Args:
         tables: One or two. Their texts of numbers become numbers.
         chosen: The train and the test rows.
+        learned: The train rows of which encoders are learned.
         roles: What the columns are for.
         as_categories: Columns of numbers that are categories.
-        agreed: The encoders that are agreed with others; else they are learned from the train rows.
+        agreed: The encoders that are agreed with others; none: they are learned.
         missing: As of `table_file`.
     """
     of_numbers = {e.name for e in agreed if not e.categories}
@@ -318,7 +355,7 @@ def _of_columns(
         encoder(
             column,
             [table.columns[column] for table in tables],
-            chosen[0],
+            learned,
             column in as_categories,
             indicator=missing == "fill",
         )
@@ -396,7 +433,7 @@ def _marks(tables: Sequence[DataTable], roles: _Roles) -> list[Marks]:
     return [marks.take(slice(*ends)) for ends in itertools.pairwise(begins)]
 
 
-def train_rows(
+def numbered_rows(
     tables: Sequence[DataTable],
     targets: Sequence[str],
     features: Sequence[str],
@@ -405,15 +442,18 @@ def train_rows(
     group: str = "",
     time: str = "",
     split: int = 0,
-) -> DataTable:
-    """The rows of a site's table from which encoders are learned: those for training that `missing` keeps.
+    text: str = "",
+    leave_out: bool = True,
+) -> Dataset:
+    """The rows of a site that train and that test, without what `missing` drops: each sample is its number [n, 1].
 
     Args:
-        tables: One, with some rows for testing, or train and test.
-        targets, features: The columns that a federation uses; the result has all columns of the first table.
-        missing, kind, group, time, split: As of `table_file`.
+        tables: One, with some rows for testing, or train and test; numbers are those in its own table.
+        targets, features: The columns that a federation uses; of texts no features.
+        missing, kind, group, time, split, text: As of `table_file`.
+        leave_out: As of `from_tables`.
     """
-    labelling = [*targets, *filter(None, (group, time))]
+    labelling = [*targets, *filter(None, (group, time, text))]
     used = [*labelling, *features]
     numbered = [
         DataTable({"": column_of(np.arange(len(table))), **{name: table.columns[name] for name in used}})
@@ -422,11 +462,20 @@ def train_rows(
     complete, _ = _without_missing(numbered, labelling, features, missing)
     parts = [DataTable({name: table.columns[name] for name in used}) for table in complete]
     roles = _Roles(
-        list(targets), [], [], list(features), [], [group] if group else [], [time] if time else []
+        list(targets),
+        [],
+        [text] if text else [],
+        list(features),
+        [],
+        [group] if group else [],
+        [time] if time else [],
     )
-    chosen = _row_numbers(parts, roles, kind, None, "", split).train.x[:, 0]
-    rows = complete[0].columns[""].to_numpy()[chosen]
-    return DataTable({name: column.take(rows) for name, column in tables[0].columns.items()})
+    data = _row_numbers(parts, roles, kind, None, "", split, leave_out)
+    numbers = [table.columns[""].to_numpy() for table in (complete[0], complete[-1])]
+    train, test = (
+        replace(part, x=own[part.x]) for part, own in zip((data.train, data.test), numbers, strict=True)
+    )
+    return replace(data, train=train, test=test)
 
 
 # Features

@@ -13,6 +13,7 @@ from torch import nn
 
 from copfl import models as models_of_copfl
 from copfl.core.task import Task, task_of
+from copfl.data.samples import SURVIVAL
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment.bundle.base import FROZEN, TOKENIZER
 from copfl.experiment.bundle.description import Description, Tokenizer
@@ -66,6 +67,10 @@ def build(
     criterion, metrics = build_task(
         record_of("task", description.task), output.kind, (output.mean, output.std)
     )
+    if output.kind == SURVIVAL and count != (needed := len(criterion.cuts) or 1):
+        raise RunError(
+            f"it has {count} outputs, and its objective of survival {needed}; restore it from a copy"
+        )
     return task_of(
         module,
         count,

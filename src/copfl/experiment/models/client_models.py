@@ -216,6 +216,8 @@ def joined(layout: Layout, tensors: dict[str, Tensor]) -> Personal:
     share = tensors.get("share")
     if share is None or "share" in layout.names:
         return _vector(layout, tensors)
+    if not len(share):
+        raise ValueError("it is a mixture of no models")
     experts = [
         _vector(
             layout, {name.partition("/")[2]: t for name, t in tensors.items() if name.startswith(f"{n}/")}

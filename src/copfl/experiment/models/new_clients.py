@@ -40,6 +40,7 @@ from copfl.settings.components import build
 from copfl.stats import Numbers
 from copfl.tables import plain
 from copfl.wrappers.base import Wrapper
+from copfl.wrappers.even_batches import with_even_batches
 from copfl.wrappers.local_steps import with_local_steps
 
 NEW_CLIENTS = "new_clients.json"  # in the run folder: how clients that never trained fared
@@ -155,11 +156,15 @@ def fitted(
 
 def local_baseline(algorithm: AnyAlgorithm) -> AnyAlgorithm | None:
     """Local training with the algorithm's optimizer and number of epochs, or its own rule; None: it has neither."""
-    steps = traits(algorithm).local_steps
-    if (alone := trained_alone(algorithm)) is not None:
-        return with_local_steps(alone, steps)
-    optimizer = traits(algorithm).optimizer
-    return None if optimizer is None else with_local_steps(Local(optimizer, algorithm.total_epochs), steps)
+    steps, even, optimizer = (
+        traits(algorithm).local_steps,
+        traits(algorithm).even_batches,
+        traits(algorithm).optimizer,
+    )
+    alone = trained_alone(algorithm)
+    if alone is None and optimizer is not None:
+        alone = Local(optimizer, algorithm.total_epochs)
+    return None if alone is None else with_local_steps(with_even_batches(alone, even), steps)
 
 
 def alone_of(algorithm: AnyAlgorithm, addons: schema.Addons) -> AnyAlgorithm | None:

@@ -17,12 +17,12 @@ import numpy as np
 from copfl.data.contract.check import check
 from copfl.data.contract.contract import ARRAYS, Contract
 from copfl.data.contract.statistics import site_of
-from copfl.data.samples import CLASSIFICATION, SURVIVAL
+from copfl.data.samples import CLASSIFICATION, SURVIVAL, Dataset
 from copfl.data.tables.files import read_table
 from copfl.errors import DataError, RunError, UsageError
 from copfl.experiment.bundle.description import read
 from copfl.experiment.bundle.places import OF_NODE
-from copfl.experiment.preparation import partition
+from copfl.experiment.preparation import data_set_of, partition
 from copfl.federation.machines.app import RUN_FILE
 from copfl.federation.machines.deployed import new_name
 from copfl.federation.machines.local_federation import LocalFederation
@@ -36,7 +36,6 @@ from copfl.federation.server.agreement import AGREE, frozen_by
 from copfl.federation.server.folder import NEW_CLIENTS, ServerFolder
 from copfl.settings import named_code, toml
 from copfl.settings.complete import complete
-from copfl.settings.data import data_of
 from copfl.settings.flat import flattened, nested
 from copfl.settings.schema import Run
 from copfl.settings.toml import Tables
@@ -49,7 +48,7 @@ CLOSING = 60.0  # seconds after the last round until the SuperLink closes the ru
 MAX_RECONNECTS = 10  # how often the log of a run is opened again
 
 
-def partition_nodes(folder: Path, run: Run) -> list[dict[str, Any]]:
+def partition_nodes(folder: Path, run: Run, dataset: Dataset | None = None) -> list[dict[str, Any]]:
     """The nodes' configurations; each node's part of the run's data set is in a file of its own.
 
     A node chooses its validation samples itself.
@@ -57,8 +56,9 @@ def partition_nodes(folder: Path, run: Run) -> list[dict[str, Any]]:
     Args:
         folder: The folder of the app.
         run: The settings, with the data set and its partition.
+        dataset: With the encoders that the app has; None: those of a training of the run.
     """
-    dataset, configs = data_of(run.data), []
+    dataset, configs = data_set_of(run) if dataset is None else dataset, list[dict[str, Any]]()
     whole = dataclasses.replace(run.run, select="last", validation=0.0, patience=0)
     split = partition(dataclasses.replace(run, run=whole), dataset)
     tested = split.tested(dataset)
@@ -171,7 +171,9 @@ def up(
         of_trial: Tables = {"run": {"clients": clients, "seed": planned.run.run.seed}}
         of_trial |= {"data": {"name": data}} if data else {}
         of_trial |= {"partition": {"name": scheme}} if scheme else {}
-        node_configs = partition_nodes(folder, complete(toml.read_file(folder / RUN_FILE), of_trial))
+        of_app = toml.read_file(folder / RUN_FILE)
+        dataset = None if data else data_set_of(complete(of_app))
+        node_configs = partition_nodes(folder, complete(of_app, of_trial), dataset)
     if len(node_configs) != clients:
         raise UsageError(
             f"there are {len(node_configs)} files for {clients} nodes; name one for each with --site"

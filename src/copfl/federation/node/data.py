@@ -39,6 +39,7 @@ from copfl.experiment.models.network import tokenized
 from copfl.experiment.preparation import device_of
 from copfl.federation.node.known_data import cells_of, hashes_of
 from copfl.federation.node.node import Node
+from copfl.federation.node.remembered_rows import remembered
 from copfl.federation.protocol.settings import TrainingSettings
 from copfl.settings import user_code
 from copfl.settings.schema import table_of
@@ -74,7 +75,7 @@ def node_data(settings: TrainingSettings, node: Node) -> NodeData:
     if not source:
         raise UsageError("""the node has no data; set --node-config 'data="/path/of/data.npz" ...'""")
     if not user_code.is_reference(source) or Path(source).exists():
-        dataset, samples, left_out = _of_file(settings, Path(source), config.test)
+        dataset, samples, left_out = _of_file(settings, node, Path(source))
     else:
         try:
             dataset = user_code.as_dataset(user_code.attribute("data", source)(dict(config.options)))
@@ -118,13 +119,13 @@ def _on_sides(data: Data, sides: Sides | None) -> tuple[Data, ...]:
     return tuple(Data(x, y, torch.tensor(len(y))) for x, y in chosen)
 
 
-def _of_file(settings: TrainingSettings, path: Path, test: Path | None) -> tuple[Dataset, Hashes, int]:
+def _of_file(settings: TrainingSettings, node: Node, path: Path) -> tuple[Dataset, Hashes, int]:
     """The data of a file or folder, hashes of its samples on disk, and how many rows the contract leaves out.
 
     A table's columns become numbers as the federation agreed. Which rows it has does not depend on that: a
     server that proposes other encoders, or other columns, asks for the same data.
     """
-    samples, suffix = settings.federation.samples, path.suffix.lower()
+    samples, suffix, test = settings.federation.samples, path.suffix.lower(), node.config.test
     if suffix not in READERS or suffix == ".txt":
         is_survival = samples.kind == SURVIVAL and suffix == ".npz"  # which arrays alone do not tell
         dataset = load(path, kind=SURVIVAL) if is_survival else load(path)
@@ -139,7 +140,8 @@ def _of_file(settings: TrainingSettings, path: Path, test: Path | None) -> tuple
     files = [path, *([] if test is None else [test])]
     tables, contract = [read_table(file) for file in files], Contract.read(samples.contract)
     log_problems(contract, tables[0])
-    dataset = contract.encoders.dataset_of(tables, path.stem, samples.kind)
+    chosen = remembered(node, contract, tables, settings.federation.secure.aggregation)
+    dataset = contract.encoders.dataset_of(chosen.tables, path.stem, samples.kind, chosen.leave_out)
     used = len(dataset.train.y) + (len(dataset.test.y) if test is None else 0)
     return dataset, hashes_of(cells_of(tables[0])), len(tables[0]) - used
 

@@ -12,7 +12,8 @@ from collections.abc import Collection
 from itertools import pairwise
 from typing import NamedTuple
 
-from copfl.data.contract.contract import Contract
+from copfl.data.contract.contract import ARRAYS, Contract
+from copfl.data.samples import CLASSIFICATION
 from copfl.errors import WireError
 from copfl.federation.node.known_data import KnownData
 from copfl.federation.protocol import keys
@@ -91,25 +92,47 @@ def rows_of(federation: Federation, client: int) -> str:
     """Which of a node's rows train, by the settings that leave some out or draw test rows; empty: all of them.
 
     By what is asked for alone: whether it leaves out a row depends on the data. Another target and other columns
-    are another model, which is allowed; they draw other test rows, too.
+    are another model, which is allowed: the node takes the test rows that it drew before (`remembered_rows`).
+    Validation rows are drawn class by class in the order of the classes, so there they are a choice as well.
 
     Args:
         federation: Its settings.
         client: The number of the node's client, which decides on the draw of validation rows.
     """
-    run, text = federation.run.run, federation.samples.contract
+    run, samples = federation.run.run, federation.samples
+    contract = Contract.read(samples.contract) if samples.contract else None
     choices = []
     if run.validation:
         choices.append(f"but {run.validation!r} for validation with seed {run.seed} as client {client}")
-    if text:
-        contract = Contract.read(text)
-        columns = (*contract.target_names, *(column.name for column in contract.features))
-        together = contract.group, contract.time
-        if contract.missing == "drop":
-            choices.append(f"complete in {', '.join(sorted(filter(None, (*columns, *together))))}")
-        named = {"together by": contract.group, "before the last by": contract.time, "split": contract.split}
-        choices += [f"{what} {value}" for what, value in named.items() if value]
-    return "; ".join(choices)
+        if contract is not None and contract.data != ARRAYS:
+            choices.append(f"drawn by {', '.join(contract.target_names)} of {', '.join(_columns(contract))}")
+        is_open = (
+            contract is not None and not contract.is_frozen
+        )  # then the classes will have the usual order
+        names = list(samples.names) or ([] if is_open else [str(number) for number in range(samples.outputs)])
+        if samples.kind == CLASSIFICATION and names != sorted(names):
+            choices.append(f"in the order {', '.join(names)}")
+    of_table = "" if contract is None else choices_of(contract)
+    return "; ".join(filter(None, [*choices, of_table]))
+
+
+def choices_of(contract: Contract) -> str:
+    """Which rows of a table train by its contract, whatever its target and its columns are; empty: all of them.
+
+    Args:
+        contract: What the members' data are.
+    """
+    together = contract.group, contract.time
+    choices = []
+    if contract.missing == "drop":
+        choices.append(f"complete in {', '.join(sorted(filter(None, (*_columns(contract), *together))))}")
+    named = {"together by": contract.group, "before the last by": contract.time, "split": contract.split}
+    return "; ".join([*choices, *(f"{what} {value}" for what, value in named.items() if value)])
+
+
+def _columns(contract: Contract) -> list[str]:
+    """The columns that a federation reads, in no order."""
+    return sorted((*contract.target_names, *(column.name for column in contract.features)))
 
 
 def fingerprint(members: Collection[str]) -> str:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from copfl import wire
-from copfl.data.contract.statistics import PASSES, SiteValues, Vector, names_of, site_of, sums_of
+from copfl.data.contract.statistics import PASSES, HeldOut, SiteValues, Vector, names_of, sums_of, values_of
 from copfl.data.tables.files import read_table
 from copfl.errors import UsageError, WireError
 from copfl.federation.node import secure_phases
@@ -24,6 +24,7 @@ from copfl.federation.node.incoming import head_of
 from copfl.federation.node.known_data import KnownData, cells_of, hashes_of
 from copfl.federation.node.ledger import Ledger, Release
 from copfl.federation.node.node import Node
+from copfl.federation.node.remembered_rows import remembered
 from copfl.federation.node.secure_memory import RememberedSum, SumMemory, rows_of
 from copfl.federation.node.secure_phases import KINDS, Contribution, added_up
 from copfl.federation.protocol.files import alone, stored, write_json
@@ -224,7 +225,7 @@ def _prepared(terms: StatisticsTerms, node: Node, head: Head, packet: Packet) ->
     if head.round >= PASSES:
         raise WireError(f"statistics have {PASSES} passes, and it asks for pass {head.round + 1}")
     centres = wire.decode(packet, like_centres(terms.question), head).record.numpy()
-    site, policy = node_site(terms, node), node.policy
+    site, policy = node_site(terms, node, head.client), node.policy
     count, is_second = policy.statistics.smallest_count, head.round > 0
     known_means = centres[: len(terms.question.numbers)] if is_second else None
     vector = sums_of(terms.question, site, count, known_means)
@@ -241,17 +242,21 @@ def _prepared(terms: StatisticsTerms, node: Node, head: Head, packet: Packet) ->
     return SiteStatistics(samples, vector, names, hashlib.sha256(vector.tobytes()).hexdigest())
 
 
-def node_site(terms: StatisticsTerms, node: Node) -> SiteValues:
-    """The rows of the node's table.
+def node_site(terms: StatisticsTerms, node: Node, client: int) -> SiteValues:
+    """The rows of the node's table that it will train on.
 
     Args:
         terms: What all members agree on.
         node: The one whose owner named the table.
+        client: Its number, which decides on the draw of validation rows.
     """
     test = node.config.test
-    files = [_file_of(node), *([] if test is None else [test])]
-    log_problems(terms.contract, read_table(files[0]))
-    return site_of(terms.contract, files)
+    tables = [read_table(file) for file in (_file_of(node), *([] if test is None else [test]))]
+    log_problems(terms.contract, tables[0])
+    run, is_secure = terms.federation.run.run, terms.federation.secure.aggregation
+    held_out = HeldOut(run.validation, run.seed, client) if run.validation else None
+    chosen = remembered(node, terms.contract, tables, is_secure)
+    return values_of(terms.contract, chosen.tables, held_out, chosen.leave_out)
 
 
 def _file_of(node: Node) -> Path:

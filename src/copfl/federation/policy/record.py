@@ -93,6 +93,7 @@ class SumRules:
 
     required: bool = False
     cohort: int = 3  # least number of clients in a sum
+    even_batches: bool = False  # whether run.even_batches must be true: else a last batch may be of one row
     parts: bool = (
         False  # whether a sum may be of some of a node's rows: run.steps, or algorithm.rows of trees
     )
@@ -144,6 +145,7 @@ class Policy:
     rollback: bool = False  # whether a run may continue from an earlier round than this node's
     reports: str = "all"  # which metrics may leave: all, only in secure sums, none
     benefit: bool = False  # whether halves of the clients may be compared, with two losses a round
+    least_rows: int = 1  # of an update of some steps, and of a bin of trees, as far as settings say
     statistics: StatisticsRules = field(default_factory=StatisticsRules)
     proposals: ProposalRules = field(default_factory=ProposalRules)
     secure_aggregation: SumRules = field(default_factory=SumRules)
@@ -180,6 +182,8 @@ class Policy:
             raise UsageError(
                 "statistics.smallest_count and statistics.questions in a policy must be at least 1"
             )
+        if self.least_rows < 1:
+            raise UsageError(f"least_rows={self.least_rows} in a policy must be at least 1")
         if self.proposals.members not in MEMBERS:
             raise unknown("proposals.members in a policy", self.proposals.members, MEMBERS)
         for name in self.proposals.coordinators:

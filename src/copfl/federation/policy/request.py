@@ -122,8 +122,11 @@ def _value_refusals(policy: Policy, tables: Tables) -> Iterator[Refusal]:
     selected = max(1, math.ceil(clients * fraction - 1e-9)) if is_counted else 0
     if is_secure and selected < (cohort := policy.secure_aggregation.cohort):
         yield Refusal("secure_aggregation.cohort", f"a round must select at least {cohort} clients")
+    if is_secure and policy.secure_aggregation.even_batches and tables["run"].get("even_batches") is not True:
+        yield Refusal("secure_aggregation.even_batches", "run.even_batches must be true")
     if is_secure and not policy.secure_aggregation.parts:
         yield from _parts_refusals(tables)
+    yield from _few_rows_refusals(policy.least_rows, tables)
     if tables["run"].get("benefit") is True:
         yield from _benefit_refusals(policy, is_secure, selected)
     # A table without noise gets the wrapper's default; the node does not count on it.
@@ -161,6 +164,24 @@ def _parts_refusals(tables: Tables) -> Iterator[Refusal]:
         if value != whole:
             why = f"{path}={shown(value)} is of some of a node's rows in each sum; leave it out"
             yield Refusal("secure_aggregation.parts", why)
+
+
+def _few_rows_refusals(least: int, tables: Tables) -> Iterator[Refusal]:
+    """What is refused of settings by which something of fewer rows leaves a node, however many rows it has."""
+    if least <= 1:
+        return
+    run, algorithm = tables["run"], tables["algorithm"]
+    steps, batch = run.get("steps", 0), run["batch"]
+    if _are_numbers(steps, batch) and 0 < steps * batch < least:
+        why = f"run.steps={steps} of run.batch={batch} is an update of at most {steps * batch} rows"
+        yield Refusal("least_rows", f"{why}, and {least} are the least; raise one of them")
+    if (part := algorithm.get("rows", 1)) != 1:
+        why = f"algorithm.rows={shown(part)} may be of fewer than {least} rows, which depends on the node's data"
+        yield Refusal("least_rows", f"{why}; leave it out")
+    group = algorithm.get("group", 1)
+    if algorithm["name"] == "trees" and not (_are_numbers(group) and group >= least):
+        why = f"algorithm.group={shown(group)} lets bins of that many rows leave, and {least} are the least"
+        yield Refusal("least_rows", f"{why}; set algorithm.group={least}")
 
 
 def _benefit_refusals(policy: Policy, is_secure: bool, selected: int) -> Iterator[Refusal]:

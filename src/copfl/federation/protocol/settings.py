@@ -38,6 +38,7 @@ from copfl.settings.flat import nested
 from copfl.settings.schema import Run
 from copfl.settings.toml import Tables
 from copfl.settings.validation import validate
+from copfl.wrappers.even_batches import with_even_batches
 from copfl.wrappers.local_steps import with_local_steps
 from copfl.wrappers.privacy import check_sums
 
@@ -144,7 +145,7 @@ def prepared(federation: Federation, bounds: RequestBounds | None = None) -> Tra
     run, samples = federation.run, federation.samples
     algorithm = build("algorithm", run.algorithm, optimizer=run.optimizer)
     check_model(run, algorithm)
-    algorithm = with_local_steps(algorithm, run.run.steps)
+    algorithm = with_local_steps(with_even_batches(algorithm, run.run.even_batches), run.run.steps)
     for kind in ("server", "addons", "robust"):
         if component := getattr(run, kind):
             algorithm = wrapped(kind, component, algorithm)

@@ -44,7 +44,10 @@ class StatisticsTerms(Terms):
         numbers = [(column.name, column.minimum, column.maximum) for column in question.numbers]
         named = [(column.name, column.candidates) for column in (*question.listed, *question.free)]
         used = contract.target_names, [column.name for column in contract.columns], contract.missing
-        return hashlib.sha256(json.dumps([numbers, named, used, contract.task]).encode()).hexdigest()
+        run = self.federation.run.run
+        held_out = [[run.validation, run.seed]] if run.validation else []
+        content = [numbers, named, used, contract.task, *held_out]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def terms_of(run_config: Mapping[str, Any]) -> StatisticsTerms:

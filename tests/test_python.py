@@ -66,6 +66,10 @@ WORKS: dict[str, Callable[[], copfl.Result]] = {
     "a loader per client": lambda: copfl.run(
         "fedavg", [DataLoader(one, batch_size=7) for one in pairs([(X, Y), (X, Y)])], **ONE
     ),
+    "data as of resume": lambda: copfl.run("fedavg", data=FRAME, **COLUMNS, **ONE),  # type: ignore[call-arg]
+    "data of sites as of resume": lambda: copfl.run("fedavg", data=SITES, target="y", **ONE),  # type: ignore[call-arg]
+    "arrays as of resume": lambda: copfl.run("fedavg", data=(X, Y), clients=2, **ONE),  # type: ignore[call-arg]
+    "a task by name": lambda: copfl.run("fedavg", FRAME, task="classification", **COLUMNS, **ONE),
     "a file": lambda: copfl.run(
         "fedavg", HEART, target="disease", client="hospital", data_options={"missing": "fill"}, **ONE
     ),
@@ -95,6 +99,11 @@ def test_it_works(what: str) -> None:
 
 COMPLETE = copfl.complete({"algorithm": {"name": "fedavg"}, "run": {"rounds": 1}})
 FAILS: dict[str, tuple[Callable[[], Any], str]] = {
+    "dataset and data": (
+        lambda: copfl.run("fedavg", "digits", data=(X, Y)),  # type: ignore[call-arg]
+        "dataset and data are both set; leave out data",
+    ),
+    "a task that is none": (lambda: copfl.run("fedavg", FRAME, task="wishing", target="y"), "wishing"),
     "keywords beside a complete record": (
         lambda: copfl.run(COMPLETE, rounds=1, lr=0.5),
         r"^(optimizer.lr=0.5|run.rounds=1) cannot be set beside a complete copfl.Run",

@@ -36,6 +36,24 @@ def test_a_few_lines_say_what_decides(result: Result) -> None:
         assert len(repr(value)) < 200
 
 
+def test_what_a_result_holds_is_shown_in_words() -> None:
+    how: dict[str, Any] = {"target": "y", "client": "site", "rounds": 1}
+    levels = copfl.run("levels", FRAME, **how)
+    assert repr(levels.rivals).startswith(
+        "scikit-learn's models at each client alone, accuracy: the constant answer"
+    )
+    assert repr(levels.rivals).count("(chosen)") == 1
+    assert "standard error" in repr(levels.coefficients)
+    times = RNG.exponential(size=80) + 0.01
+    cohort = FRAME.assign(y=times.round(3), died=np.arange(80) % 3 > 0)
+    survival = copfl.run("fedavg", cohort, task="survival", event="died", rivals=False, **how)
+    assert repr(survival.survival).startswith("integrated Brier score 0.")
+    expected = survival.bundle("north").predict_survival(cohort[:5], [0.5, 1.0])
+    np.testing.assert_array_equal(survival.predict_survival(cohort[:5], [0.5, 1.0], "north"), expected)
+    with pytest.raises(UsageError, match="no baseline hazard"):
+        survival.predict_survival(cohort[:5], [0.5])
+
+
 def test_frames_have_the_numbers_of_the_arrays(result: Result) -> None:
     clients, rounds = result.to_pandas(), result.to_pandas("rounds")
     assert clients["client"].tolist() == ["north", "south"]
@@ -44,7 +62,7 @@ def test_frames_have_the_numbers_of_the_arrays(result: Result) -> None:
     assert result.gains is not None
     np.testing.assert_array_equal(clients["gain"], result.gains.gain)
     assert len(FRAME) == int(clients["train"].sum() + clients["test"].sum())
-    with pytest.raises(UsageError, match='no of "client"; did you mean "clients"'):
+    with pytest.raises(UsageError, match='no data frame "client"; did you mean "clients"'):
         result.to_pandas("client")
 
 

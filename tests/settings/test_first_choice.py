@@ -99,6 +99,18 @@ def test_in_few_rounds_a_client_trains_for_more_epochs() -> None:
     assert complete({"run": {"rounds": 5}, "algorithm": {"epochs": 2}}).algorithm.epochs == 2
 
 
+def test_the_limits_are_steps_where_the_page_of_the_study_says_so() -> None:
+    """Batches change at 200 samples in runs of 32 rounds or more; the body has two epochs or one at 20 rounds."""
+
+    def known(samples: float, rounds: int) -> Known:
+        return Known(CLASSIFICATION, samples, rounds, "cnn")
+
+    for rounds in range(1, 32):
+        assert training_of(known(199, rounds)).batch == training_of(known(200, rounds)).batch == 8
+    assert [training_of(known(samples, 32)).batch for samples in (199, 200)] == [8, 32]
+    assert [first_choice(known(50, rounds)).options.get("epochs") for rounds in (19, 20)] == [2, None]
+
+
 def test_classes_of_few_clients_are_aligned_less() -> None:
     for sharers, alignment in ((1.5, 0.1), (2.9, 0.1), (3.0, None), (math.inf, None)):
         choice = first_choice(Known(CLASSIFICATION, 40, 40, "cnn", sharers=sharers))

@@ -15,7 +15,7 @@ from torch import Tensor
 from copfl.algorithms.levels import Server
 from copfl.data.samples import CLASSIFICATION, Dataset
 from copfl.parts.mixed_model import contrasts_of
-from copfl.tables import Table, number
+from copfl.tables import Table, as_text, number
 
 INTERCEPT = "(intercept)"
 CONVERGED = 1e-4  # the largest change of a coefficient in the last round; they are of standardised columns
@@ -49,6 +49,9 @@ class Coefficients(NamedTuple):
     coefficients: tuple[Coefficient, ...]
     spreads: tuple[SiteSpread, ...]
     last_change: float  # of a coefficient, in the last round
+
+    def __repr__(self) -> str:
+        return as_text(table(self))
 
     @property
     def converged(self) -> bool:

@@ -355,6 +355,19 @@ class Result:
         """
         return self.bundle(client).predict_proba(x, missing=missing)
 
+    def predict_survival(
+        self, x: Any, times: Sequence[float], client: int | str = GLOBAL, *, missing: str | None = None
+    ) -> NDArray[np.float64]:
+        """The probability [n, times] of no event up to each of these times, see `copfl.Bundle.predict_survival`.
+
+        Args:
+            x: As of `predict`.
+            times: In the unit of the training data.
+            client: As of `predict`; the global model has no site, and so no probabilities with Cox's objective.
+            missing: As of `predict`.
+        """
+        return self.bundle(client).predict_survival(x, times, missing=missing)
+
     def bundle(self, client: int | str = GLOBAL) -> Bundle:
         """A client's model, or the global one, with all that its use needs.
 

@@ -89,6 +89,12 @@ class Survival(NamedTuple):
     calibration: AtHorizon | None  # None: with starts, and where hardly anything is known
     hazards: tuple[Hazard | None, ...]  # of the bundles; not in the file
 
+    def __repr__(self) -> str:
+        """The means over the clients, and which fields have more."""
+        own, curve = (float(mean_of_known(values)) for values in (self.brier, self.reference))
+        more = ", ".join(self._fields)
+        return f"integrated Brier score {own:.3f}, of Kaplan and Meier's curve {curve:.3f}; has {more}"
+
     @property
     def gains(self) -> Numbers:
         """By how much the score is lower than that of the curve, [clients]."""

@@ -12,7 +12,7 @@ import numpy as np
 from copfl import charts
 from copfl.charts import Dots, Line, Lines, values_of
 from copfl.core.metrics import MetricInfo
-from copfl.errors import UsageError, one_of
+from copfl.errors import UsageError, unknown
 from copfl.experiment.result import Result
 from copfl.rivals.records import TITLES
 from copfl.stats import Numbers, mean_of_known
@@ -96,7 +96,8 @@ def frame(result: Result, of: str) -> Any:
         result: What is shown.
         of: "clients" or "rounds".
     """
-    one_of(FRAMES, of=of)
+    if of not in FRAMES:
+        raise unknown("data frame", of, FRAMES)
     if of == "clients":
         return data_frame(columns_of(result))
     recorded = sorted({name for record in result.records for name in record["per_client"]})

@@ -54,7 +54,7 @@ class RivalValues(NamedTuple):
     tested: Mapping[str, Numbers]  # by metric, on the test rows
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Rivals:
     """What each site has alone, beside what it gets from the federation.
 
@@ -79,6 +79,15 @@ class Rivals:
     left_out: Mapping[str, str] = field(default_factory=dict)
     inputs: str = "the same rows and columns"
     models: str = OF_SCIKIT_LEARN
+
+    def __repr__(self) -> str:
+        """The mean of each kind of model over the sites, and which one is chosen."""
+        means = {name: self.metric.text(self.means(name)[self.metric.name]) for name in self.values}
+        said = (
+            f"{TITLES[n]} {mean}{self.metric.unit}{' (chosen)' * (n == self.chosen)}"
+            for n, mean in means.items()
+        )
+        return f"{self.models} at each client alone, {self.metric.title}: {', '.join(said)}"
 
     @property
     def metric(self) -> MetricInfo:

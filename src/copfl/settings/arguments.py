@@ -111,7 +111,7 @@ class Settings(Everyday, total=False):
     partition_options: Options
     model_options: Options
     optimizer_options: Options
-    task: Options
+    task: str | Options
     server: str | Options
     robust: str | Options
     privacy: Options
@@ -227,6 +227,10 @@ def tables(dataset: Data, settings: Mapping[str, Any], algorithm: Any = None) ->
         settings: Of `Settings`, but the preset.
         algorithm: Of a run: a name, or an algorithm as a value or its class.
     """
+    if _is_data(given := settings.get("data")):  # as `resume` has it
+        if not isinstance(dataset, _Default):
+            raise UsageError("dataset and data are both set; leave out data")
+        dataset, settings = given, {name: value for name, value in settings.items() if name != "data"}
     below: Mapping[str, Any] = settings.get("base_tables") or {}
     layer: Tables = {}
     if dataset is None:  # such as what a function without a return gave; the digits are not meant
@@ -238,8 +242,8 @@ def tables(dataset: Data, settings: Mapping[str, Any], algorithm: Any = None) ->
         if value is None or name in ("preset", "base_tables"):
             continue
         title = name.removesuffix("_options")
-        if name in PLACES:
-            table, key = PLACES[name]
+        if name in PLACES or (name == "task" and isinstance(value, str)):
+            table, key = PLACES.get(name, ("data", "kind"))  # the command line's --task
             layer.setdefault(table, {})[key] = str(value) if isinstance(value, Path) else value
         elif title in KINDS and (title != "run" or isinstance(value, Mapping)):
             is_of_torch = title == "optimizer" and torch_optimizers.is_torch(value)
@@ -258,6 +262,13 @@ def tables(dataset: Data, settings: Mapping[str, Any], algorithm: Any = None) ->
     values = {title: table["value"] for title, table in layer.items() if "value" in table}
     named_code.name(named_code.modules_in(layer), modules_of_values(values))
     return {title: {**below.get(title, {}), **layer.get(title, {})} for title in (*below, *layer)}
+
+
+def _is_data(value: object) -> bool:
+    """Whether `data` are samples, and neither the name of a data set nor a table of settings."""
+    if isinstance(value, Mapping):
+        return any(not isinstance(of_key, str | int | float | Path | None) for of_key in value.values())
+    return not isinstance(value, str | Path | None)
 
 
 def _choose(layer: Tables, title: str, value: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from studies.statistics.rates import CLIENTS, MODELS, OWN, SEEDS, coverage, false_positives
+from studies.statistics.rates import CLIENTS, MODELS, OWN, SEEDS, alternative, coverage, false_positives
 from tests.slow import slow
 
 ERROR = 0.015  # three standard errors of a rate of 0.95 in 2000 draws
@@ -13,6 +13,14 @@ ERROR = 0.015  # three standard errors of a rate of 0.95 in 2000 draws
 @pytest.mark.parametrize("model", ["clients", "seeds", "all", OWN])
 def test_an_interval_covers_the_truth_in_95_of_100_comparisons(model: str) -> None:
     assert coverage(5, 3, model, 400) >= 0.95 - 0.033
+
+
+def test_a_generalised_interval_is_no_narrower_where_clients_and_seeds_are_few() -> None:
+    found = alternative(2, 2, "all", 300)
+    assert found.covered >= 0.95 - 0.038
+    assert found.width > 1.1
+    alone = alternative(5, 5, "clients", 300)
+    assert (alone.covered, alone.width) == pytest.approx((alone.covered_by_copfls, 1.0), abs=0.04)
 
 
 @slow

@@ -138,7 +138,7 @@ def test_the_unit_of_a_site_restricts_as_much(tmp_path: Path) -> None:
     names = {
         "site": "north",
         "federation": "clinic",
-        "user": "nobody",
+        "user": "copfl",
         "folder": tmp_path,
         "python": sys.executable,
     }

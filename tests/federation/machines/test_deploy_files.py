@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from copfl.federation.operations.joining import UNIT
 from tests.commands import called
 from tests.slow import slow
 
@@ -128,6 +129,24 @@ def test_the_units_expose_little(unit: Path) -> None:
         pytest.skip("this systemd-analyze is older than 250")
     (exposure,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
     assert (done.returncode, float(exposure) < 3) == (0, True)
+
+
+def test_the_unit_of_a_site_restricts_as_much(tmp_path: Path) -> None:
+    """What `copfl site join --systemd` writes has every restriction of the node's unit, and is valid."""
+    of_node = (ROOT / "deploy" / "copfl-node.service").read_text().splitlines()
+    restrictions = of_node[of_node.index("UMask=0077") : of_node.index("SystemCallErrorNumber=EPERM") + 1]
+    names = {
+        "site": "north",
+        "federation": "clinic",
+        "user": "copfl",
+        "folder": tmp_path,
+        "python": sys.executable,
+    }
+    unit = tmp_path / "copfl-clinic-north.service"
+    unit.write_text(UNIT.format(**names))
+    assert not set(restrictions) - set(unit.read_text().splitlines())
+    test_the_units_are_valid(unit, tmp_path)
+    test_the_units_expose_little(unit)
 
 
 def test_every_node_knows_its_coordinator() -> None:

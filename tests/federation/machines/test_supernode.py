@@ -24,7 +24,7 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
 
 from copfl.errors import UsageError
-from copfl.federation.machines import supernode
+from copfl.federation.machines import flower_api, supernode
 from copfl.federation.machines.flower_transport import as_record, content_of
 from copfl.federation.machines.supernode import ConnectedNode, Connection
 from copfl.federation.node import respond
@@ -147,8 +147,8 @@ def test_a_key_that_the_server_takes_out_ends_the_connection_alone(
 
 
 def test_a_refused_heartbeat_is_tried_again_and_interrupts_nobody() -> None:
-    module = supernode.fleet_http_connection
-    with supernode._outlived_refusals(), pytest.raises(supernode.HeartbeatFailure):
+    module = flower_api.fleet_http_connection
+    with supernode._outlived_refusals(), pytest.raises(flower_api.HeartbeatFailure):
         module.os.kill(module.os.getpid(), 2)
     assert module.os.__name__ == "os"
 

@@ -79,8 +79,11 @@ def test_a_thief_who_answers_first_is_not_admitted(tmp_path: Path) -> None:
 
 
 def test_an_answer_after_the_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = coordinated(tmp_path, "north")
+    app = coordinated(tmp_path, "north", "south")
     _, document = joining.answer(joined(app, "north", tmp_path))
+    said, of_member = joining.answer(joined(app, "south", tmp_path))
+    invitations.receive(app, of_member)
+    invitations.admit_answer(app, "south", said.words)
 
     class Later(datetime.datetime):
         @classmethod
@@ -90,7 +93,8 @@ def test_an_answer_after_the_end_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("copfl.federation.server.invitations.datetime.datetime", Later)
     with pytest.raises(UsageError, match="expired; ask the coordinator for a new one"):
         invitations.receive(app, document)
-    assert states(app)["north"] == invitations.EXPIRED
+    assert states(app) == {"north": invitations.EXPIRED, "south": ADMITTED}
+    assert invitations.receive(app, of_member) == ADMITTED  # a member that starts again
 
 
 def test_data_that_do_not_fit_are_named_by_their_columns_alone(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def test_sums_by_hand() -> None:
 
 
 def test_what_is_not_real_does_not_count() -> None:
-    task, (x, y, _) = chain(2.0, 0.5), samples((1.0, 0), (3.0, 0), (2.0, 1))
+    task, (x, y, *_) = chain(2.0, 0.5), samples((1.0, 0), (3.0, 0), (2.0, 1))
     sums = class_sums(task, task.initial, Data(x, y, torch.tensor(1)))
     assert sums.features.tolist() == [[2.0], [0.0]]
     assert sums.counts.tolist() == [1.0, 0.0]

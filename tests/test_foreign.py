@@ -41,7 +41,7 @@ from copfl.experiment.final import FinalEvaluation
 from copfl.experiment.finished import cross_site
 from copfl.experiment.first_run import file as choice_file
 from copfl.experiment.first_run.candidates import FirstRunChoice, Validated
-from copfl.experiment.survival import Observed, Survival
+from copfl.experiment.survival import AtHorizon, Observed, RiskGroup, Survival
 from copfl.federation.node import remembered_run
 from copfl.federation.node.report import site_of
 from copfl.report import comparison_page, document, page, run_data
@@ -541,7 +541,8 @@ def test_random_files_of_a_run(file: str, world: World, mark: Path, tmp_path: Pa
     if file == "survival.json":
         curve = Observed("low risk", 3, (1.0, 2.0), (0.8, 0.5), (0.6, 0.3), (0.9, 0.7))
         scores = np.full(len(run_data.read(folder, "run").sizes[0]), 0.2)
-        survival.write(Survival(scores, scores, (curve,), ()), folder)
+        calibration = AtHorizon(2.0, (RiskGroup(3, 0.4, 0.5, 0.2, 0.8),))
+        survival.write(Survival(scores, scores, (curve,), (curve,), calibration, ()), folder)
     original = (folder / file).read_bytes()
     for n, content in enumerate(json_versions(original, COUNT)):
         (folder / file).write_bytes(content)

@@ -236,7 +236,7 @@ class Trees:
         node = leaf >> (depth - level.clamp(max=depth - 1))
         channels = histogram(node * self.bins + known.bin, numbers, self._slots(forest))
         if self.group > 1:  # the last channel counts the rows
-            by_node = channels.unflatten(-1, (-1, self.bins)).permute(1, 2, 0, 3)
+            by_node = channels.view(*channels.shape[:2], -1, self.bins).permute(1, 2, 0, 3)
             channels = merged(by_node, self.group).permute(2, 0, 1, 3).flatten(2)
         sums = channels.transpose(0, 1).flatten(1)
         sums = torch.cat([sums, sums.new_zeros(len(sums), self._room(forest) - sums.shape[1])], 1)

@@ -42,6 +42,8 @@ SELECTION = 0.2  # of each client's training samples, for the choice of its roun
 # A setting whose option is in this panel of the help.
 in_data, in_model, in_training = (partial(setting, panel=panel) for panel in ("Data", "Model", "Training"))
 in_federation, in_robustness = (partial(setting, panel=panel) for panel in ("Federation", "Robustness"))
+# How a run is computed and what is kept of it: runs that differ in nothing else are the same one.
+how = partial(setting, same_run=ALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -403,11 +405,10 @@ class RunSettings:
         ),
     )
     eval_every: int = setting(1, "Rounds between evaluations.", minimum=1, maximum=10**9, policy=Free())
-    eval_models: str = setting(
+    eval_models: str = how(
         "all",
         "Which models are evaluated; personal: without the global model; final: only after local training.",
         enum=EVAL_MODELS,
-        same_run=ALL,
     )
     validation: float = in_federation(
         0.0,
@@ -442,28 +443,26 @@ class RunSettings:
             unless=(0,),
         ),
     )
-    find_rounds: str = setting(
+    find_rounds: str = how(
         "off",
         "first: find the number of rounds, run.rounds at most, with a part of each client's training samples held "
         "out, then train on all of them; done: run.rounds was found so; auto: first on own data where neither "
         "run.rounds nor validation samples are set, else off.",
         enum=("off", "auto", "first", "done"),
         shown="auto in `copfl run`",
-        same_run=ALL,
         comparable=("off", "done"),
         policy=Simulated(
             "needs the losses of all clients in every round, which nodes do not send; name run.rounds",
             unless=("off", "done"),
         ),
     )
-    rounds_alone: int = setting(
+    rounds_alone: int = how(
         0,
         "Rounds of the training alone, see run.local_baseline; 0: those of the run.",
         minimum=0,
         maximum=10**9,
-        same_run=ALL,
     )
-    checkpoint_every: int = setting(10, "Rounds between checkpoints.", minimum=1, maximum=10**9, same_run=ALL)
+    checkpoint_every: int = how(10, "Rounds between checkpoints.", minimum=1, maximum=10**9)
     buffers: str = setting(
         "local", "Batch-norm statistics: local, or average.", enum=("local", "average"), policy=Free()
     )
@@ -479,9 +478,7 @@ class RunSettings:
         not_in="init",
         same_run=ALL,
     )
-    chunk: int = setting(
-        0, "Clients in one batch; 0: the engine's choice.", minimum=0, maximum=10**9, same_run=ALL
-    )
+    chunk: int = how(0, "Clients in one batch; 0: the engine's choice.", minimum=0, maximum=10**9)
     # In tf32 and bf16 only the matrix products are short. Beside frozen parameters, bf16 on a GPU shortens
     # the activations too; what is trained stays fp32.
     precision: str = in_training(
@@ -493,7 +490,7 @@ class RunSettings:
         same_run=("auto", "fp32", "tf32"),  # each device has its own
         policy=Simulated("must be fp32: nodes train in single precision", unless=("auto", "fp32")),
     )
-    threads: int = setting(1, "Threads of torch on a CPU.", minimum=1, maximum=1024, same_run=ALL)
+    threads: int = how(1, "Threads of torch on a CPU.", minimum=1, maximum=1024)
     workers: int = in_training(
         1,
         "Processes that train clients, on a CPU; 0: the fastest number by a short measurement.",
@@ -512,11 +509,10 @@ class RunSettings:
         not_in="init",
         same_run=ALL,
     )
-    cache_features: str = setting(
+    cache_features: str = how(
         "auto",
         "The outputs of a frozen front, computed once; auto: where they take little memory.",
         enum=SWITCH,
-        same_run=ALL,
     )
     local_baseline: bool = in_training(
         False,
@@ -546,7 +542,7 @@ class RunSettings:
         same_run=ALL,
         policy=Free("benefit"),
     )
-    save_models: bool = setting(True, "Write every client's personal model when the run ends.", same_run=ALL)
+    save_models: bool = how(True, "Write every client's personal model when the run ends.")
 
     def __post_init__(self) -> None:
         checked_fields(self, "run")

@@ -99,7 +99,10 @@ def export(
     of_server: options.OfServer = False,
     before_training: options.BeforeTraining = False,
     format: Annotated[
-        str, option("Output", "bundle, safetensors, torch, onnx, peft or mlflow; default: bundle.")
+        str,
+        option(
+            "Output", "bundle, safetensors, torch, onnx, json (of trees), peft or mlflow; default: bundle."
+        ),
     ] = "bundle",
 ) -> None:
     """Write a model for other programs, or as a bundle that can be sent."""
@@ -433,8 +436,10 @@ def personalize(
         return
     values = (fitted.scores[0], fitted.scores[-1], fitted.alone[-1])
     before, after, alone = (f"{metric.text(value)}{metric.unit}" for value in values)
+    how = f"{fitted.epochs} updates on {fitted.train} samples"
+    if fitted.lr is not None:
+        how = f"{fitted.epochs} epochs on {fitted.train} samples at learning rate {fitted.lr:g}"
     print(
         f"{metric.title} {after} on {fitted.test} test samples; training alone: {alone}\n"
-        f"start: {fitted.start} ({before}), then {fitted.epochs} epochs on {fitted.train} samples at "
-        f"learning rate {fitted.lr:g}{'' if out is None else f'; bundle: {out}'}"
+        f"start: {fitted.start} ({before}), then {how}{'' if out is None else f'; bundle: {out}'}"
     )

@@ -94,6 +94,18 @@ class Heat(NamedTuple):
     texts: Sequence[Sequence[str]] = ()  # [rows][columns], written into the cells of a picture
 
 
+class Tree(NamedTuple):
+    """Nodes from a root down, each a box with a text."""
+
+    name: str
+    title: str
+    about: str
+    labels: Sequence[str]  # a node comes after its parent
+    parents: Sequence[int]  # -1: the root
+    levels: Sequence[int]
+    places: Sequence[float]  # from the left, 0 to 1
+
+
 class Swarm(NamedTuple):
     """A row per algorithm with many dots per series, and a bar at their mean. Pictures only."""
 
@@ -104,7 +116,7 @@ class Swarm(NamedTuple):
     title: str = ""
 
 
-Chart = Lines | Dots | Heat
+Chart = Lines | Dots | Heat | Tree
 Panels = Sequence[Sequence[Chart | Swarm]]  # [rows][columns] of a picture
 
 
@@ -171,6 +183,8 @@ def draw(panels: Panels, title: str = "") -> Picture:
                 _curves(axes, chart)
             elif isinstance(chart, Heat):
                 _image(axes, chart)
+            elif isinstance(chart, Tree):
+                _nodes(axes, chart)
             else:
                 _markers(axes, chart)
             if column and isinstance(chart, Swarm | Dots):  # the rows are those of the first column
@@ -196,6 +210,11 @@ def _inches(panels: Panels) -> tuple[float, float]:
     chart = panels[0][0]
     if isinstance(chart, Lines):
         panel = 3.2, 3.3
+    elif isinstance(chart, Tree):
+        panel = (
+            1.3 * max(map(chart.levels.count, chart.levels), default=1),
+            1.0 * (1 + max(chart.levels, default=0)),
+        )
     elif isinstance(chart, Heat) and chart.texts:
         panel = 0.6 + 0.95 * len(chart.columns), 1.0 + 0.55 * len(chart.rows)
     else:
@@ -277,6 +296,21 @@ def _image(axes: Axes, chart: Heat) -> None:
         bar = axes.figure.colorbar(image, ax=axes, label=label)
         if chart.centre is not None:
             bar.ax.axhline(chart.centre, color="black")
+
+
+def _nodes(axes: Axes, chart: Tree) -> None:
+    heights = [-level for level in chart.levels]
+    for node, parent in enumerate(chart.parents):
+        if parent >= 0:
+            ends = [chart.places[parent], chart.places[node]], [heights[parent], heights[node]]
+            axes.plot(*ends, color="black", linewidth=0.8, zorder=0)
+        box = {"boxstyle": "round", "facecolor": "white", "edgecolor": COLOURS[0]}
+        place = chart.places[node], heights[node]
+        axes.text(
+            *place, textwrap.fill(chart.labels[node], 16), ha="center", va="center", fontsize=7, bbox=box
+        )
+    axes.set(xlim=(0, 1), ylim=(min(heights, default=0) - 0.5, 0.5))
+    axes.axis("off")
 
 
 def _ticks(names: Sequence[str], most: int) -> tuple[Sequence[int], Sequence[str]]:

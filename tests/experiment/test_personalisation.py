@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import copfl
+from copfl.algorithms import Trees
 from copfl.core.optim import Adam
 from copfl.data.samples import Samples
 from copfl.errors import DataError, UsageError
@@ -106,3 +107,21 @@ def test_the_command(result: copfl.Result, tmp_path: Path, capsys: pytest.Captur
     assert "start: the " in answer.out
     with pytest.raises(DataError, match="lacks the array y"):
         of(result).samples(tmp_path / "x.npz")
+
+
+def test_trees_fit_a_new_client_by_their_own_updates(tmp_path: Path) -> None:
+    """The intercept of the site, and as many trees of its own as its rows reward; nothing is trained by a rate."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 2)).astype(np.float32)
+    y = np.where(x[:, 0] > 0, 1.0, -1.0) + 0.1 * rng.normal(size=300)
+    run = copfl.run(
+        Trees(own=3, least=5, own_penalty=1), {"x": x, "y": y, "kind": "regression"}, model="trees",
+        model_options={"trees": 23, "depth": 1}, clients=3, partition="iid", out=tmp_path / "run",
+    )  # fmt: skip
+    strange = Samples(x[:200], y[:200] + 3 + 2 * (x[:200, 1] > 0))
+    found = Personalisation.of(tmp_path / "run", algorithm=run.experiment.algorithm)
+    fitted = found.fit(strange.take(np.arange(150)), strange.take(np.arange(150, 200)))
+    assert fitted.lr is None
+    assert fitted.scores[-1] < 0.7 * fitted.scores[0]  # an error; sites that are alike shrink its intercept
+    with pytest.raises(UsageError, match="leave out lr"):
+        found.fit(strange, strange, lr=0.1)

@@ -99,7 +99,10 @@ def export(
     of_server: options.OfServer = False,
     before_training: options.BeforeTraining = False,
     format: Annotated[
-        str, option("Output", "bundle, safetensors, torch, onnx, peft or mlflow; default: bundle.")
+        str,
+        option(
+            "Output", "bundle, safetensors, torch, onnx, json (of trees), peft or mlflow; default: bundle."
+        ),
     ] = "bundle",
 ) -> None:
     """Write a model for other programs, or as a bundle that can be sent."""
@@ -441,8 +444,11 @@ def personalize(
     constant = (
         "" if fitted.constant is None else f"; constant answer: {metric.text(fitted.constant)}{metric.unit}"
     )
+    how = f"{fitted.epochs} updates on {fitted.train} samples"
+    if fitted.lr is not None:
+        how = f"{fitted.epochs} epochs on {fitted.train} samples at learning rate {fitted.lr:g}"
     print(
-        f"{metric.title} {after} on {fitted.test} test samples; training alone: {alone}{interval}{constant}\n"
-        f"start: {fitted.start} ({before}), then {fitted.epochs} epochs on {fitted.train} samples at "
-        f"learning rate {fitted.lr:g}{'' if out is None else f'; bundle: {out}'}"
+        f"{metric.title} {after} on {fitted.test} test samples; training alone: {alone}{interval}{constant}
+"
+        f"start: {fitted.start} ({before}), then {how}{'' if out is None else f'; bundle: {out}'}"
     )

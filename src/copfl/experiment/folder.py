@@ -141,6 +141,14 @@ class RunFolder:
         records.append(self.path / "rounds.jsonl", record)
         records.append(self.path / "timing.jsonl", {"round": record["round"], "seconds": round(seconds, 6)})
 
+    def server(self, like: Any) -> Any:
+        """The server's record after the last round.
+
+        Args:
+            like: Before the first round.
+        """
+        return checkpoint.load(self._state, {"server": like})[0]["server"]
+
     def checkpoint(self, state: State, fingerprints: Mapping[str, str]) -> None:
         """Writes the whole state for `restore`, with the fingerprints of the run that it belongs to.
 

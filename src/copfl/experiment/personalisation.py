@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm
+from copfl.core.algorithm import (
+    AnyAlgorithm,
+    message_to_new_client,
+    next_plan,
+    received,
+    trained_alone,
+)
 from copfl.core.batches import plan
 from copfl.core.evaluation import predicted, primary_metrics
 from copfl.core.optim import Optimizer, begin
@@ -32,6 +38,7 @@ from copfl.experiment.bundle.description import Score
 from copfl.experiment.bundle.places import OF_SERVER
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.models.client_models import TRAINED, vector_of
+from copfl.experiment.models.new_clients import UPDATES, WithoutServer
 from copfl.experiment.survival import hazard_of
 from copfl.rivals.paired import gain_interval
 from copfl.settings import named_code
@@ -50,9 +57,9 @@ class FineTunedModel(NamedTuple):
 
     bundle: Bundle
     start: str  # what it was trained from
-    lr: float
-    epochs: int
-    scores: list[float]  # the primary metric of the start, and after each epoch
+    lr: float | None  # None: by the updates of an algorithm without one
+    epochs: int  # or updates
+    scores: list[float]  # the primary metric of the start, and after each epoch or all updates
     alone: list[float]  # the same for training alone, from the initial weights
     train: int  # samples
     test: int
@@ -67,7 +74,8 @@ class Personalisation:
     path: Path
     shared: Bundle  # of the global model
     settings: RunSettings
-    optimizer: Optimizer
+    optimizer: Optimizer | None  # None: the algorithm has none, and fits clients by its own updates
+    algorithm: AnyAlgorithm
     model: Any = None  # where the run's was a value of a Python program
     code: named_code.Modules = ()  # modules that the folder may name
 
@@ -95,9 +103,11 @@ class Personalisation:
                 raise UsageError("the run's algorithm is a value that a Python program passed; pass it again")
             algorithm = build("algorithm", run.algorithm, optimizer=run.optimizer)
         optimizer: Optimizer | None = getattr(algorithm, "optimizer", None)
-        if optimizer is None or not hasattr(optimizer, "lr"):
-            raise UsageError("the run's algorithm has no optimizer, so it cannot train a new client")
-        return cls(path, load(path, OF_SERVER, model=model), run.run, optimizer, model, code)
+        if not hasattr(optimizer, "lr"):
+            if trained_alone(algorithm) is None:
+                raise UsageError("the run's algorithm has no optimizer, so it cannot train a new client")
+            optimizer = None
+        return cls(path, load(path, OF_SERVER, model=model), run.run, optimizer, algorithm, model, code)
 
     def samples(self, path: Path) -> tuple[Samples, Samples, list[str]]:
         """The train and test samples of a file with targets, encoded as the run's; a fifth is test."""
@@ -138,13 +148,19 @@ class Personalisation:
         Args:
             own: The samples to train on.
             test: Those that measure it.
-            epochs: None: by validation.
+            epochs: None: by validation. Of an algorithm that fits a client by equations, its local updates.
             lr: None: by validation.
             seed: Of the order of the samples.
             tell: Called with a line about each validation; there are four at most.
         """
         if epochs is not None:
             at_least(1, epochs=epochs)
+        if self.optimizer is None:
+            if lr is not None:
+                raise UsageError(
+                    "the run's algorithm fits a client by equations, without a rate; leave out lr"
+                )
+            return self._by_updates(own, test, epochs or UPDATES, seed)
         task, few = self.shared.task, len(own if own.unit is None else np.unique(own.unit)) < 2
         how = FineTuning(task, self.optimizer, self.settings.batch, seed, self.settings.clients)
         rate: float = self.optimizer.lr  # type: ignore[attr-defined]  # `of` has checked that it has one
@@ -175,6 +191,26 @@ class Personalisation:
         return FineTunedModel(
             self._bundle(models[-1], own, measured[-1], len(test)), start, chosen.lr, chosen.epochs, measured,
             scores(others), len(own), len(test), *compared(task, models[-1], others[-1], own, test),
+        )  # fmt: skip
+
+    def _by_updates(self, own: Samples, test: Samples, updates: int, seed: int) -> FineTunedModel:
+        """The new client's model by the algorithm's own updates, with the message after the run's last round."""
+        task, algorithm = self.shared.task, self.algorithm
+        alone = trained_alone(algorithm)
+        assert alone is not None
+        server = RunFolder(self.path).server(algorithm.server_init(task, self.settings.clients))
+        trained = torch.from_numpy(self.settings.split_clients[0])
+        fitting = WithoutServer(algorithm, message_to_new_client(algorithm, server, trained), updates)
+        how = {"id": self.settings.clients, "batch": self.settings.batch, "seed": seed}
+        models = updated(task, fitting, data_of(own), updates, **how)
+        by_itself = updated(task, alone, data_of(own), self.settings.rounds, **how)
+        with torch.no_grad():
+            scores, alone_scores = (
+                [primary_metrics(task, w, [data_of(test)])[0] for w in pair] for pair in (models, by_itself)
+            )
+        return FineTunedModel(
+            self._bundle(models[-1], own, scores[-1], len(test)), "what the clients have in common", None, updates,
+            scores, alone_scores, len(own), len(test),
         )  # fmt: skip
 
     def _bundle(self, model: Tensor, own: Samples, score: float, samples: int) -> Bundle:
@@ -218,6 +254,31 @@ class ChosenTraining(NamedTuple):
     lr: float
     epochs: int
     score: tuple[float, float]  # accuracy, or what else is best when high, then minus the loss
+
+
+def updated(
+    task: Task, algorithm: AnyAlgorithm, data: Data, updates: int, *, id: int, batch: int, seed: int
+) -> list[Tensor]:
+    """A client's model before its local updates, and after them.
+
+    Args:
+        task: What it learns.
+        algorithm: Whose server sends the same message each time.
+        data: Its samples.
+        updates: Their number.
+        id: Of the client.
+        batch: Samples of a step.
+        seed: Of the order of the samples.
+    """
+    client = algorithm.client_init(task)
+    down = received(algorithm, algorithm.server_init(task, 1), torch.tensor(0))
+    models = [vector_of(algorithm.personal_model(task, client, down))]
+    with torch.no_grad():
+        for n in range(updates):
+            rows, size = tree.repeat(client, 1), [int(data.size)]
+            order = next_plan(algorithm, task, rows, n, [id], size, seed=seed, batch=batch)
+            client = algorithm.client_update(task, client, down, data, tree.row(order, 0)).client
+    return [*models, vector_of(algorithm.personal_model(task, client, down))]
 
 
 def data_of(samples: Samples) -> Data:

@@ -20,7 +20,7 @@ from copfl.engine.workers import Workers
 from copfl.errors import UsageError
 from copfl.experiment import final as final_file
 from copfl.experiment import folder as run_folder
-from copfl.experiment import probabilities, records, survival
+from copfl.experiment import probabilities, records, survival, tree_views
 from copfl.experiment.analysis import evidence, gains, hints
 from copfl.experiment.analysis.gains import Analysis
 from copfl.experiment.first_run import file as choice_file
@@ -181,6 +181,9 @@ def execute(
         result.survival = survival.measured(*e.training[:2], models)
         if result.survival is not None and folder is not None:
             survival.write(result.survival, folder.path)
+        views = tree_views.measured(result.state.server, *e.training[:2], models, e.federation.dataset)
+        if views is not None and folder is not None:
+            tree_views.write(views, folder.path)
         if isinstance(models, InFolder):
             result.write_bundles(models)
     return result

@@ -8,6 +8,8 @@ So boosted trees, a random forest, a linear model and a constant answer are all 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,7 @@ IDENTITY, LOG, LOGIT = (
     2.0,
 )  # links: values are added up to outputs, or to probabilities of classes, or of labels
 LEAST = 1e-9  # probability of which a link takes the logarithm
+EVERY = 1e30  # a threshold that no row exceeds
 MOST = 10_000_000  # numbers in the arrays of all trees
 
 
@@ -102,3 +105,39 @@ class Trees(nn.Module):
         for name, target in larger.ensemble.named_parameters():
             target[tuple(slice(size) for size in given[name].shape)] = given[name]
         return larger
+
+
+class Leaf(NamedTuple):
+    value: tuple[float, ...]  # of each output
+
+
+class Branch(NamedTuple):
+    """A row goes to the left where x[feature] <= threshold."""
+
+    feature: int
+    threshold: float
+    left: Node
+    right: Node
+
+
+Node = Leaf | Branch
+
+
+def nodes_of(tensors: Mapping[str, Tensor], number: int) -> Node:
+    """One tree of an ensemble, without the questions that all rows answer alike.
+
+    Args:
+        tensors: Of the model, by name.
+        number: Of the tree.
+    """
+    names = ("feature", "threshold", "left", "right", "value")
+    feature, threshold, left, right, value = (tensors[f"ensemble.{name}"][number].tolist() for name in names)
+
+    def node(at: int) -> Node:
+        if left[at] == at:
+            return Leaf(tuple(value[at]))
+        if threshold[at] >= EVERY:
+            return node(int(left[at]))
+        return Branch(int(feature[at]), threshold[at], node(int(left[at])), node(int(right[at])))
+
+    return node(0)

@@ -18,6 +18,7 @@ import numpy as np
 
 from copfl import __version__
 from copfl.charts import Chart, Dots, Heat, Value, figure
+from copfl.charts import Tree as TreeChart
 from copfl.tables import Table, number
 
 if TYPE_CHECKING:
@@ -154,6 +155,12 @@ def _directed(value: Any) -> Any:
 
 def table_of(chart: Chart) -> Table:
     """The numbers of a chart; of many rounds, some."""
+    if isinstance(chart, TreeChart):
+        above = ["" if parent < 0 else chart.labels[parent] for parent in chart.parents]
+        levels = [str(level + 1) for level in chart.levels]
+        return Table(
+            chart.title, ["level", "node", "under"], list(zip(levels, chart.labels, above, strict=True))
+        )
 
     def cell(values: Sequence[Value], index: int) -> str:
         known = values[index] if index < len(values) else None

@@ -39,6 +39,7 @@ FILES = (
     "audit.json",
     "rivals.json",
     "choice.json",
+    "trees.json",
 )
 NAMED = 5  # clients that a sentence names
 RIVALS = "Is it better than what a client has alone?"
@@ -95,6 +96,7 @@ def sections(runs: Runs) -> list[Section]:
             "probabilities", "Probabilities", "What are probabilities worth?", each(run_charts.probabilities)
         ),
         Section("survival", "Survival", "Does the risk order the events?", each(run_charts.survival)),
+        Section("trees", "Trees", "What do the trees say?", each(run_charts.trees)),
         Section("similar", "Similarity", "Which clients are alike?", each(run_charts.similar)),
         Section("benefit", "Benefit", BENEFIT, each(run_charts.benefit), run_charts.contributed(runs)),
         Section("contribution", "Weights", "Which clients have weight, and why?", each(run_charts.scores)),

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from copfl.charts import Chart, Dots, Heat, Line, Lines, Value, percent, series_of, values_of
+from copfl.charts import Chart, Dots, Heat, Line, Lines, Tree, Value, percent, series_of, values_of
 from copfl.core.metrics import ACCURACY, MetricInfo, metrics_of
 from copfl.experiment.analysis.gains import similar_first
 from copfl.experiment.survival import Observed
@@ -454,6 +454,48 @@ def cost(runs: Runs) -> list[Chart]:
     seconds = Lines("seconds", "Seconds by round", about, [], "seconds", [], " s", 3)
     ways = {"bytes_up": "to the server", "bytes_down": "to the client"}
     return [*_curves(runs, traffic, ways), *_curves(runs, seconds, {"seconds": "seconds"})]
+
+
+def trees(run: RunData) -> Iterator[Chart]:
+    """Which columns count, how the answer depends on the first ones, and the first tree."""
+    found = run.trees
+    if found is None or not run.records:
+        return
+    about = (
+        "Gain: of the splits of the shared trees, as a part of all gains. Shuffled: by how much the loss of a site's "
+        "own test rows grows when the column is shuffled among them, mean over sites."
+    )
+    names = [one.column for one in found.importance]
+    gain = Dots(
+        "tree-gain", "Importance of the columns: gain", about, names, "part of all gains, %", [], " %"
+    )
+    growth = Dots(
+        "tree-shuffled", "Importance of the columns: shuffled", about, names, "growth of the loss", []
+    )
+    yield gain._replace(
+        series=[Line("gain", percent([one.gain for one in found.importance]))], zero=True, row_title="column"
+    )
+    if np.isfinite([one.permuted for one in found.importance]).any():
+        series = [Line("shuffled", values_of([one.permuted for one in found.importance]))]
+        yield growth._replace(series=series, zero=True, row_title="column", digits=4)
+    about = "The mean answer for all test rows, each by its site's model, if the column had this value in all of them."
+    for place, one in enumerate(found.dependence, 1):
+        name, title = f"tree-dependence-{place}", f"Dependence on {one.column}"
+        lines = [Line(of, values_of(y), colour=n, dash=n % 4) for n, (of, y) in enumerate(one.answers)]
+        if one.is_number:
+            x = [float(value) for value in one.values]
+            yield Lines(name, title, about, x, "mean answer", lines, digits=3, x_title=one.column)
+        else:
+            yield Dots(
+                name, title, about, list(one.values), "mean answer", lines, digits=3, row_title=one.column
+            )
+    if found.first:
+        about = (
+            "A row goes to the left where the answer is yes. A leaf adds its number to a value, to the log odds, or to "
+            "the scores of the classes."
+        )
+        labels, parents, levels, places = zip(*found.first, strict=True)
+        yield Tree("first-tree", "The first tree", about, labels, parents, levels, places)
 
 
 def _curves(runs: Runs, chart: Lines, metrics: Mapping[str, str]) -> list[Chart]:

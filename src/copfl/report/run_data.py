@@ -24,7 +24,7 @@ from copfl.data.clients.groups import client_titles
 from copfl.engine import checkpoint
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment import final as final_file
-from copfl.experiment import probabilities, records, survival
+from copfl.experiment import probabilities, records, survival, tree_views
 from copfl.experiment.analysis import gains
 from copfl.experiment.analysis.gains import Analysis, Gains
 from copfl.experiment.final import FinalEvaluation
@@ -35,6 +35,7 @@ from copfl.experiment.models import new_clients
 from copfl.experiment.models.new_clients import NEW_CLIENTS, NewClients
 from copfl.experiment.probabilities import Probabilities
 from copfl.experiment.survival import Survival
+from copfl.experiment.tree_views import TreeViews
 from copfl.rivals import file as rivals_file
 from copfl.rivals.records import Rivals
 from copfl.settings.schema import optimizer_text
@@ -75,6 +76,7 @@ class RunData:
     choice: FirstRunChoice | None = None  # choice.json, if there is one
     probabilities: Probabilities | None = None  # probabilities.json, if there is one
     survival: Survival | None = None  # survival.json, if there is one
+    trees: TreeViews | None = None  # trees.json, if there is one
     final_evaluation: FinalEvaluation | None = None  # final.json, if there is one of these rounds
 
     @property
@@ -291,6 +293,7 @@ def read(path: Path, label: str) -> RunData:
         choice=_extra(path / choice_file.FILE, choice_file.read),
         probabilities=_extra(path / probabilities.FILE, probabilities.read),
         survival=_extra(path / survival.FILE, survival.read),
+        trees=_extra(path / tree_views.FILE, tree_views.read),
         final_evaluation=_extra(
             path / final_file.FILE,
             lambda folder: final_file.read(folder, len(lines), len(partition.train)),

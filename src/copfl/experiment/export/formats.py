@@ -27,7 +27,7 @@ from copfl.experiment.models.client_models import mixture_tensors, named_tensors
 from copfl.files import write_bytes
 from copfl.models import adapters
 
-FORMATS = ("bundle", "safetensors", "torch", "onnx", "peft", "mlflow")
+FORMATS = ("bundle", "safetensors", "torch", "onnx", "json", "peft", "mlflow")
 TOLERANCE = 1e-5  # of the file's probabilities, or of the largest value
 EXAMPLES = 3  # samples that a program is traced with
 CHECKED = 50  # samples on which a file is compared with the model
@@ -44,6 +44,7 @@ def write(bundle: Bundle, format: str, path: Path) -> list[Path]:
     bundle        a folder with everything, also the base that the bundles of a run share
     safetensors   the tensors by name, with adapters merged; the description is in the metadata
     torch         a program of torch.export: `torch.export.load(path).module()`
+    json          boosted trees, as XGBoost reads them
     onnx          raw columns, images or tokens in, classes and probabilities or values out
     peft          a folder with the adapter alone: `peft.PeftModel.from_pretrained(base, path)`
     mlflow        a folder for `mlflow models serve` and `mlflow.pyfunc.load_model(path)`
@@ -59,6 +60,10 @@ def write(bundle: Bundle, format: str, path: Path) -> list[Path]:
         from copfl.experiment.export import mlflow_folder
 
         return [mlflow_folder.write(bundle, path)]
+    if format == "json":
+        from copfl.experiment.export import trees_file
+
+        return trees_file.write(bundle, path)
     if format == "onnx":
         from copfl.experiment.export import onnx_file
 

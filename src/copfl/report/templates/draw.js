@@ -219,7 +219,22 @@ const draw_chart = (() => {
       text(figure.x_title, (left + width) / 2, height - 4, { "text-anchor": "middle" });
       return finished(height, points);
     };
-    return { lines, dots, heat }[figure.kind]();
+
+    const tree = () => {
+      const step = 76, box = 2 * style.size + 14, deepest = Math.max(...figure.levels, 0), height = (deepest + 1) * step;
+      const x = (place) => 4 + figure.places[place] * (width - 8), y = (place) => figure.levels[place] * step + box / 2 + 2;
+      figure.parents.forEach((parent, place) => { if (parent >= 0) rule(x(parent), y(parent), x(place), y(place), "--faint"); });
+      const points = [];
+      figure.labels.forEach((label, place) => {
+        const room = Math.min(190, (width - 8) / Math.max(1, 2 ** figure.levels[place]) - 4), cut = shortened(label, room - 8, font);
+        const size = Math.max(12, Math.min(room, width_of(cut, font) + 14));
+        svg.append(node("rect", { x: x(place) - size / 2, y: y(place) - box / 2, width: size, height: box, rx: 6, fill: style.colour("--paper"), stroke: style.colour("--c0"), class: "cell" }));
+        text(cut, x(place), y(place) + 4, { "text-anchor": "middle" });
+        points.push({ row: figure.levels[place], column: place, x: x(place), y: y(place), size: [size, box], known: true, head: `level ${figure.levels[place] + 1}`, name: label, value: "", remark: "" });
+      });
+      return finished(height, points);
+    };
+    return { lines, dots, heat, tree }[figure.kind]();
   };
   return drawing;
 })();

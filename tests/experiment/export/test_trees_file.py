@@ -1,0 +1,62 @@
+"""Trees as JSON: XGBoost's predictions are the bundle's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import copfl
+from copfl.algorithms import Trees
+from copfl.errors import UsageError
+from copfl.experiment.export import formats
+
+xgboost = pytest.importorskip("xgboost", reason="the wheel without a GPU is not for macOS")
+
+TREES: dict[str, Any] = {
+    "model": "trees",
+    "model_options": {"trees": 5, "depth": 2},
+    "partition": "iid",
+    "clients": 2,
+    "rivals": False,
+    "local_baseline": False,
+}
+
+
+def samples(kind: str) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 3)).astype(np.float32)
+    y: Any = {
+        "values": 1000 + 50 * np.abs(x[:, 0]) + x[:, 1],
+        "two classes": (x[:, 0] > 0.2).astype(np.int64),
+        "three classes": np.digitize(x[:, 0], [-0.5, 0.5]),
+        "labels": (x[:, :2] > 0).astype(np.float32),
+    }[kind]
+    task = {"values": "regression", "labels": "multilabel"}.get(kind, "classification")
+    return {"x": x, "y": y, "kind": task}
+
+
+@pytest.mark.parametrize("kind", ["values", "two classes", "three classes", "labels"])
+def test_xgboost_predicts_as_the_bundle(kind: str, tmp_path: Path) -> None:
+    copfl.run(Trees(own=2, own_penalty=0.5, least=3), samples(kind), **TREES, out=tmp_path / "run")
+    bundle = copfl.load(tmp_path / "run", 1)
+    (path,) = formats.write(bundle, "json", tmp_path / "trees.json")
+    x = np.random.default_rng(1).normal(size=(50, 3)).astype(np.float32)
+    found = xgboost.Booster(model_file=path).predict(xgboost.DMatrix(x))
+    expected = bundle.predict(x) if kind == "values" else bundle.predict_proba(x)
+    if kind == "two classes":
+        expected = expected[:, 1]
+    assert np.ptp(found) > 0
+    assert found.reshape(len(x), -1) == pytest.approx(np.reshape(expected, (len(x), -1)), rel=1e-5, abs=1e-6)
+    assert json.loads(path.read_text())["learner"]["attributes"]["copfl"].startswith("{")
+
+
+def test_other_models_are_refused(tmp_path: Path) -> None:
+    copfl.run(
+        "fedavg", samples("values"), model="mlp", clients=2, partition="iid", rounds=1, out=tmp_path / "run"
+    )
+    with pytest.raises(UsageError, match="JSON is for boosted trees"):
+        formats.write(copfl.load(tmp_path / "run", 1), "json", tmp_path / "trees.json")

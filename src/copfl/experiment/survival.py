@@ -205,11 +205,11 @@ def _of_sites(federation: FederatedData) -> tuple[Observed, ...]:
 
 
 def _horizon(federation: FederatedData) -> Numbers:
-    """[1], the median time of the events of all training samples."""
+    """[1], the median time of the events of all training samples, or of all times where none was seen."""
     known = [tree.row(federation.train.rows([n]), 0) for n in range(federation.clients)]
     targets = np.concatenate([part.y[: int(part.size)].cpu().numpy() for part in known])
     time, seen = times_and_events(targets)
-    return np.array([np.median(time[seen])])
+    return np.array([np.median(time[seen] if seen.any() else time)])
 
 
 def _at_horizon(horizon: Numbers, parts: Sequence[tuple[Array, Array]]) -> AtHorizon | None:

@@ -401,7 +401,8 @@ def with_medians(
 
 def joined(first: Forest, second: Forest) -> Forest:
     """The trees of both; the bias is that of the first."""
-    return Forest(*(torch.cat(pair) for pair in zip(first[:3], second[:3], strict=True)), first.bias)
+    feature, threshold, value = (torch.cat(pair) for pair in zip(first[:3], second[:3], strict=True))
+    return Forest(feature, threshold, value, first.bias)
 
 
 def allowed_columns(tree: Tensor, columns: int, fraction: float, seed: int) -> Tensor:

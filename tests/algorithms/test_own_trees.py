@@ -86,8 +86,8 @@ def test_its_model_has_the_shared_trees_then_its_own() -> None:
 def test_own_trees_are_the_same_in_every_engine() -> None:
     one, other = (grown(HOW, AFTER + 1, mapping) for mapping in (vmap(3), sequential()))
     assert kept(one) == kept(other)
-    values = [state.clients.rows(torch.arange(SITES)).trees.value for state in (one, other)]
-    assert torch.allclose(*values, atol=1e-12)
+    ours, theirs = (state.clients.rows(torch.arange(SITES)).trees.value for state in (one, other))
+    assert torch.allclose(ours, theirs, atol=1e-12)
 
 
 def test_after_the_last_shared_tree_nothing_is_sent() -> None:

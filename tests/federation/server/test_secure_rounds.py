@@ -16,6 +16,7 @@ import torch
 from copfl.algorithms import ALGORITHMS
 from copfl.core.algorithm import received
 from copfl.errors import UsageError, WireError
+from copfl.experiment.final import FILE
 from copfl.federation.node import secure_phases, secure_update
 from copfl.federation.node.data import LoadData
 from copfl.federation.node.node import Node
@@ -120,6 +121,20 @@ def test_a_slow_phase_says_for_whom_it_waits_and_the_round_which_phase_took_long
     assert all(found["last"] == 2 and found["seconds"] >= 0 for found in phases.values())
     phases["masked"]["seconds"] = 31.0
     assert "s (31.0 s in phase 'masked', client 2 last)" in as_text(played.records[0])
+
+
+def test_nobody_is_evaluated_alone_after_the_last_round(tmp_path: Path) -> None:
+    """The log says how many clients the last mean is of."""
+    config = SECURE | {
+        "run.clients": 6,
+        "run.participation": 0.5,
+        "run.rounds": 1,
+        "algorithm.name": "fedavg",
+    }
+    played = play(config, write_nodes(digits(6), tmp_path / "nodes"), tmp_path / "runs")
+    assert played.log[-1] == "the last evaluation is the mean of 3 of 6 clients, those of the last round"
+    assert "final" not in {kind(packet) for _, _, packet in played.transport.sent}
+    assert not (tmp_path / "runs" / "test" / FILE).exists()
 
 
 SIX = SECURE | {"run.clients": 6, "network.min_replies": 3, "run.rounds": 1, "algorithm.name": "fedavg"}

@@ -166,7 +166,7 @@ def test_a_method_without_a_learning_rate_is_not_told_to_change_it() -> None:
     lines = [line(n + 1, 1.0) for n in range(10)]
     for one in lines:
         one["per_client"]["accuracy"] = [0.5, 0.5]
-    clients = two_clients(np.arange(20) % 4 // 2)  # both clients have as much of both classes
+    clients = two_clients(np.arange(20) % 2)  # both clients have as much of both classes
     (rated,) = warnings_of(lines, clients)
     (unrated,) = warnings_of(lines, clients, rated=False)
     assert "Try other learning rates" in rated

@@ -29,7 +29,8 @@ def test_a_table_is_described_and_run_with_its_clients(here: Path, capsys: Captu
     answer = called(capsys, "data", "describe", *words)
     assert (answer.code, answer.err) == (0, "")
     assert "missing values filled: age 1" in answer.out
-    needs = r"A run needs one more option: \S*t\.csv: values are missing, .* use --set data\.missing=fill"
+    missing = r"values are missing \(rows of each column\): .* use --set data\.missing=fill"
+    needs = rf"A run needs one more option: \S*t\.csv: {missing}"
     assert re.search(needs, answer.out)
     assert "A run needs" not in called(capsys, "data", "describe", *words, "-s", "data.missing=fill").out
     assert "who has what" in answer.out

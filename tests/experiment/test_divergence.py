@@ -162,6 +162,17 @@ def test_accuracy_at_chance_is_a_warning() -> None:
     assert not copfl.run("local", rounds=10, clients=3, optimizer={"name": "adam", "lr": 0.01}).warnings
 
 
+def test_a_method_without_a_learning_rate_is_not_told_to_change_it() -> None:
+    lines = [line(n + 1, 1.0) for n in range(10)]
+    for one in lines:
+        one["per_client"]["accuracy"] = [0.5, 0.5]
+    clients = two_clients(np.arange(20) % 2)  # both clients have as much of both classes
+    (rated,) = warnings_of(lines, clients)
+    (unrated,) = warnings_of(lines, clients, rated=False)
+    assert "Try other learning rates" in rated
+    assert unrated == rated.replace(rated[rated.index("other learning") : rated.index("another model")], "")
+
+
 def test_many_clients_are_not_all_named() -> None:
     assert named([4]) == "client 4"
     assert named(range(13)) == "clients 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 3 more"

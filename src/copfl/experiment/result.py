@@ -524,7 +524,8 @@ class Result:
     def warnings(self) -> list[str]:
         """Hints, clients that diverged, a loss that exploded, accuracy at chance; empty if there is none."""
         e = self.experiment
-        return [*e.hints, *warnings_of(self.records, e.federation, e.server_step)]
+        rated = e.run.optimizer.lr is not None
+        return [*e.hints, *warnings_of(self.records, e.federation, e.server_step, rated=rated)]
 
     @property
     def primary(self) -> Metric:

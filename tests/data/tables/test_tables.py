@@ -475,7 +475,7 @@ def test_a_column_that_may_be_an_identifier_is_named() -> None:
         "ill": [n % 2 for n in range(60)],
     }
     note = tables.from_tables([DataTable.of(rows)], "visits", target="ill").note
-    assert "patient: values that few rows share; leave out" in note
+    assert "patient: few rows share a value; leave out" in note
     assert "data_options={'drop': 'patient'}" in note
     assert "day: each date is a category" in note
     assert "data_options={'drop': 'day'}" in note
@@ -564,6 +564,8 @@ def test_words_that_are_read_as_missing_values_are_named(tmp_path: Path) -> None
     rows = ["age,pain", *(f"{n},{('none', 'mild', 'severe', 'NA')[n % 4]}" for n in range(40))]
     (tmp_path / "t.csv").write_text("\n".join(rows))
     named = r"words that are read as missing values: pain \(NA, none\)"
-    with pytest.raises(DataError, match=rf"values are missing, in 1 columns: pain 20\..*; {named}$"):
+    with pytest.raises(
+        DataError, match=rf"values are missing \(rows of each column\): pain 20\..*; {named}$"
+    ):
         load(tmp_path / "t.csv", target="pain")
     assert re.search(named, load(tmp_path / "t.csv", target="pain", missing="drop").note)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import runpy
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -32,7 +33,16 @@ def test_every_example_is_here() -> None:
         "own_data",
         "ablation",
         "five_tasks",
+        "visits",
     }
+
+
+def test_the_visits_are_the_table_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = example("visits", monkeypatch).visits()
+    sizes = Counter(row[1] for row in rows)
+    assert sizes == {"Lindenhof": 320, "Hafen": 210, "Westpark": 120, "Nordring": 70}
+    assert sum(row[7] == "" for row in rows) == 62
+    assert rows[0] == [1018, "Lindenhof", "2024-12-21", 82, "m", "planned", 2, 12.2, 19, "yes"]
 
 
 def test_own_algorithm_obeys_the_laws_and_learns(capsys: pytest.CaptureFixture[str]) -> None:

@@ -556,7 +556,7 @@ def _doubtful(encoders: Sequence[Encoder], table: DataTable) -> list[str]:
     notes = []
     if names := ",".join(identifiers):
         leave_out = f"leave out identifiers with {how_to_set('data.drop', names)}"
-        notes.append(f"{names}: values that few rows share; {leave_out}")
+        notes.append(f"{names}: few rows share a value; {leave_out}")
     if names := ",".join(dates):
         leave_out = f"leave them out with {how_to_set('data.drop', names)}"
         notes.append(
@@ -666,9 +666,7 @@ def _without_missing(
         return tables, [f"missing values filled: {shown}"]
     if how != "drop":
         remedy = drop if gaps.keys() & set(needed) else f"{fill} or {drop}"
-        raise DataError(
-            f"values are missing, in {len(gaps)} columns: {shown}. Complete them, or use {remedy}"
-        )
+        raise DataError(f"values are missing (rows of each column): {shown}. Complete them, or use {remedy}")
     complete = [np.all([present(table.columns[name]) for name in gaps], axis=0) for table in tables]
     before, after = sum(map(len, tables)), int(sum(mask.sum() for mask in complete))
     if not after:

@@ -192,13 +192,16 @@ def named(clients: Sequence[int]) -> str:
     return f"client{'s' * (len(clients) > 1)} {shown}{more}"
 
 
-def warnings_of(lines: list[dict[str, Any]], federation: FederatedData, server: str = "") -> list[str]:
+def warnings_of(
+    lines: list[dict[str, Any]], federation: FederatedData, server: str = "", *, rated: bool = True
+) -> list[str]:
     """A sentence for clients that diverged, for a loss that exploded, and where a constant answer is as good.
 
     Args:
         lines: The rounds.
         federation: The clients.
         server: The name of the server's step; empty: the plain mean.
+        rated: Whether the training has a learning rate; levels and trees have none.
     """
     warnings = []
     if diverged := _diverged(lines, federation):
@@ -223,12 +226,12 @@ def warnings_of(lines: list[dict[str, Any]], federation: FederatedData, server: 
     if len(lines) >= TRAINED and (chance := _chance(lines, federation)):
         accuracy, constant = (f"{100 * value:.1f} %" for value in chance)
         falls = still_falls(records.table(lines, "test_loss", federation.clients))
-        more = " more rounds (the loss still falls)," if falls else ""
+        more = "more rounds (the loss still falls), " if falls else ""
+        rates = f"other learning rates ({how_to_set('optimizer.lr', 'RATE', '--lr')}), " if rated else ""
         warnings.append(
             f"after {len(lines)} rounds accuracy is not distinguishable from that of a constant answer: "
             f"{accuracy} on average, where always answering a client's most frequent class in training gives "
-            f"{constant}. Try other learning rates ({how_to_set('optimizer.lr', 'RATE', '--lr')}),{more} "
-            "another model, or a test on more samples"
+            f"{constant}. Try {rates}{more}another model, or a test on more samples"
         )
     return warnings
 

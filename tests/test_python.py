@@ -146,6 +146,18 @@ FAILS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: copfl.run("fedavg", learning_rate=0.1),  # type: ignore[call-arg]
         'did you mean "lr"',
     ),
+    "an option of the method": (
+        lambda: copfl.run("fedprox", mu=0.1),  # type: ignore[call-arg]
+        r"mu=0.1 is an option of fedprox: algorithm_options=\{'mu': 0.1\}",
+    ),
+    "a method as its paper writes it": (
+        lambda: copfl.run("FedAvg-FT"),
+        "'FedAvg-FT' is unknown; did you mean \"fedavg_ft\"",
+    ),
+    "a frame by another name": (
+        lambda: copfl.choose(data=FRAME, target="y"),  # type: ignore[call-arg]
+        "data is DataFrame; pass what to train on as dataset=",
+    ),
     "seeds as a number": (lambda: copfl.compare("fedavg", seeds=3), r"name the seeds, as seeds=range\(3\)"),  # type: ignore[arg-type]
     "the seed of a comparison": (lambda: copfl.compare("fedavg", seed=3), "named apart"),
     "no field of a record": (lambda: Run(algorithm=3), "algorithm=3 must be a name, a mapping or"),  # type: ignore[arg-type]

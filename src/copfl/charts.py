@@ -237,6 +237,8 @@ def _curves(axes: Axes, chart: Lines) -> None:
     if not chart.lines:
         axes.text(0.5, 0.5, "not yet run", ha="center", va="center", transform=axes.transAxes)
     axes.set(xlabel=chart.x_title, ylabel=chart.y_title)
+    if chart.x_title == "round":
+        axes.locator_params("x", integer=True)  # there is no round 1.5
     axes.grid(alpha=0.3)
 
 

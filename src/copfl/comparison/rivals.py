@@ -96,7 +96,7 @@ def rival_tables(rivals: SeedRivals, rows: Mapping[str, Sequence[Record]]) -> li
         alone.append([TITLES[name], *cells, "best" if name == rivals.chosen else ""])
     how = (
         f"{capital(first.models)}, trained at each client alone on {first.inputs}. best: by cross-validation "
-        "within training rows, test rows have no say. --no-rivals leaves them out."
+        "within training rows, test rows have no say. They can be left out (rivals)."
     )
     left_out = [f"Without {TITLES[name]}: {why}." for name, why in first.left_out.items()]
     head = ["", *(other.label for other in rivals.metrics), ""]

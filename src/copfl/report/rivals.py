@@ -126,7 +126,7 @@ def note(rivals: Rivals) -> str:
     how = f"{rivals.models}, trained at each client alone on {rivals.inputs}"
     chosen = f"best: by cross-validation within training rows, test rows have no say: {TITLES[rivals.chosen]}"
     left = [f"Without {TITLES[name]}: {why}." for name, why in rivals.left_out.items()]
-    return " ".join([f"{capital(how)}; {chosen}. --no-rivals leaves them out.", *left])
+    return " ".join([f"{capital(how)}; {chosen}. They can be left out (rivals).", *left])
 
 
 def sites_table(rivals: Rivals, personal: Numbers, names: Sequence[str]) -> Table:

@@ -22,7 +22,8 @@ from copfl.data.sets import datasets
 from copfl.data.tables import frames
 from copfl.errors import UsageError
 from copfl.settings import named_code, torch_optimizers, user_code
-from copfl.settings.checking import unknown_key
+from copfl.settings.checking import SettingError, parameters_of, unknown_key
+from copfl.settings.components import factory_of
 from copfl.settings.record import declared_types
 from copfl.settings.schema import KINDS, RunSettings
 from copfl.settings.toml import Tables
@@ -252,6 +253,9 @@ def tables(dataset: Data, settings: Mapping[str, Any], algorithm: Any = None) ->
             layer.setdefault(title, {}).update(value)
         elif name in declared_types(RunSettings):
             layer.setdefault("run", {})[name] = value
+        elif isinstance(algorithm, str) and name in parameters_of(factory_of("algorithm", algorithm)):
+            advice = f"is an option of {algorithm}: algorithm_options={{{name!r}: {value!r}}}"
+            raise SettingError(name, value, advice)
         else:
             raise unknown_key(name, value, {*get_type_hints(WithAddons), *declared_types(RunSettings)})
     if isinstance(dataset, str | Path) and not isinstance(dataset, _Default):

@@ -103,7 +103,13 @@ def unknown_name(path: str, name: str, known: Iterable[str]) -> SettingError:
         known: The names that there are.
     """
     names = sorted(known)
-    return _unlisted(path, name, "is unknown", names, difflib.get_close_matches(name, names, n=1))
+    same = [other for other in names if _letters(other) == _letters(name)]
+    return _unlisted(path, name, "is unknown", names, same or difflib.get_close_matches(name, names, n=1))
+
+
+def _letters(name: str) -> str:
+    """What remains of a name in another spelling: "FedAvg-FT" is "fedavg_ft"."""
+    return "".join(filter(str.isalnum, name)).casefold()
 
 
 def _unlisted(path: str, value: Any, what: str, known: Sequence[str], near: Sequence[str]) -> SettingError:

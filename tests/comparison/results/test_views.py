@@ -25,7 +25,11 @@ def test_a_comparison_is_pleasant_to_hold(tmp_path: Path) -> None:
     assert (len(clients), len(rounds)) == (2 * 2 * 2, 2 * 2 * 2)
     mean = clients.groupby("row")["accuracy"].mean()
     np.testing.assert_allclose(mean[rows["row"]], rows["accuracy"])
+    gap = found.rows[1].differences["accuracy"]
+    assert rows["verdict"].tolist() == ["reference", gap.verdict]
+    assert (rows["difference_low"][1], rows["difference_high"][1]) == tuple(gap.both)
     assert found._repr_html_().count("<table>") >= 2
-    assert len(found.plot().axes) == 1
+    (axes,) = found.plot().axes
+    assert all(float(round).is_integer() for round in axes.get_xticks())
     with pytest.raises(UsageError, match='did you mean "rows"'):
         found.to_pandas("row")

@@ -93,7 +93,7 @@ def table_of(choice: Choice) -> Table:
     if choice.rivals is not None:
         notes.append(
             f"alone: {choice.rivals.models} at each client, on the samples that the race trains on; the best one "
-            "by cross-validation within them. --no-rivals leaves them out."
+            "by cross-validation within them. They can be left out (rivals)."
         )
     untrained = [row for row in choice.ranking if not row.rounds]
     for status in dict.fromkeys(row.status for row in untrained):

@@ -110,7 +110,8 @@ def verdict(
     if bounds.low > 0:
         begin = f"Not enough evidence: {shown} to training alone, but only {how}."
     elif all(gain(method.difference.clients, metric).high < least for method in methods):
-        excluded = f"a gain of {size} over training alone is excluded for each of {len(methods)} methods"
+        which = f"each of {len(methods)} methods" if len(methods) > 1 else "the one method"
+        excluded = f"a gain of {size} over training alone is excluded for {which}"
         if not open_questions:
             return Verdict(NO_GAIN, f"No method is better than training alone: {excluded} ({shown}), {how}.")
         begin = f"Not enough evidence: {excluded} ({shown}), but only {how}."

@@ -104,6 +104,8 @@ class Comparison:
     def to_pandas(self, of: str = "rows") -> Any:
         """A data frame of pandas: a row per entry, or a row per entry, seed and client or evaluated round.
 
+        A row per entry has its difference to the reference, with the interval that decides and the verdict.
+
         Args:
             of: "rows", "clients" or "rounds".
         """
@@ -240,10 +242,15 @@ def _differences(comparison: Comparison) -> Table:
         if are_same
         else "over seeds, as every seed has clients of its own"
     )
+    verdicts = (
+        f"The verdicts are by the interval over both and hold for all {len(rows)} together (Holm): "
+        "an interval alone may exclude zero where its row is not told apart."
+        if len(rows) > 1
+        else "The verdict is by the interval over both."
+    )
     note = (
         f"Paired: the same client of the same seed under both. over both: {varies}; the interval over clients takes "
-        f"these seeds as given. The verdicts are by the interval over both and hold for all {len(rows)} together "
-        "(Holm): an interval alone may exclude zero where its row is not told apart."
+        f"these seeds as given. {verdicts}"
     )
     head = ["", "difference", f"{level} over both", "over seeds", "over clients", "verdict"]
     what = f"personal {metric.title} after local training{metric.points}"

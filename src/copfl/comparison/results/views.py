@@ -14,6 +14,7 @@ from copfl.tables import data_frame
 
 MOST_SHOWN = 3  # rows, in a few lines
 FRAMES = ("rows", "clients", "rounds")
+DIFFERENCE = ("difference", "difference_low", "difference_high")  # to the reference, 95 % over both
 
 
 def lines(comparison: Comparison) -> list[str]:
@@ -39,8 +40,11 @@ def frame(comparison: Comparison, of: str) -> Any:
         metrics = [row.metrics() for row in comparison.rows]
         gaps = [row.differences.get(name) for row in comparison.rows]
         means = {one: [of_row[one].mean for of_row in metrics] for one in metrics[0]}
-        differences = [math.nan if gap is None else gap.mean for gap in gaps]
-        return data_frame({"row": [row.label for row in comparison.rows], **means, "difference": differences})
+        ends = [(math.nan,) * 3 if gap is None else (gap.mean, *gap.both) for gap in gaps]
+        differences = {title: [row[n] for row in ends] for n, title in enumerate(DIFFERENCE)}
+        verdicts = ["reference" if gap is None else gap.verdict for gap in gaps]
+        labels = [row.label for row in comparison.rows]
+        return data_frame({"row": labels, **means, **differences, "verdict": verdicts})
     values: list[tuple[Any, ...]] = []
     for label, run in ((row.label, run) for row in comparison.rows for run in row.outcomes):
         names = run.names or range(len(run.clients[name]))

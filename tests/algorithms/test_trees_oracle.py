@@ -66,7 +66,8 @@ def start(kind: str, y: Floats) -> Floats:
     mean = y.mean(0)
     if kind == "absolute":
         units = np.sqrt(np.pi / 2) * abs(y).mean(0)
-        return mean + [middle(c - m, unit) for c, m, unit in zip(y.T, mean, units, strict=True)]
+        medians = [middle(c - m, unit) for c, m, unit in zip(y.T, mean, units, strict=True)]
+        return np.asarray(mean + np.array(medians))
     if kind == "squared":
         return np.asarray(mean)
     return np.asarray(np.log(mean) if kind == "classes" else np.log(mean / (1 - mean)))
@@ -176,11 +177,11 @@ def test_the_own_trees_of_a_site_are_those_of_the_oracle_on_its_residuals(name: 
     bins = Bins(torch.zeros(3).double(), torch.ones(3).double(), torch.from_numpy(edges))
     target = target_of(problem.criterion, problem.outputs, torch.zeros(0).double())
     growth = Growth(how.trees, DEPTH, how.rate, how.penalty, how.least)
-    tensors = [torch.from_numpy(np.asarray(a)) for a in (x, problem.targets, eta)]
-    forest, said = own_trees(target, growth, bins, *tensors, torch.ones(60).double())
+    rows, targets, offsets = (torch.from_numpy(np.asarray(a)) for a in (x, problem.targets, eta))
+    forest, said = own_trees(target, growth, bins, rows, targets, offsets, torch.ones(60).double())
     expected = boosted(problem.kind, x, problem.y, list(edges), how, eta)
     assert eta + said[-1].numpy() == pytest.approx(expected, abs=1e-10)
-    again = forest.eta(forest.leaves(tensors[0]), torch.zeros(0).double())
+    again = forest.eta(forest.leaves(rows), torch.zeros(0).double())
     assert again.numpy() == pytest.approx(said[-1].numpy(), abs=1e-10)
 
 

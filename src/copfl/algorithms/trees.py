@@ -414,7 +414,8 @@ def _growing(rounds: Tensor, forest: Forest, target: Target) -> tuple[Tensor, Te
 
 def _one(forest: Forest, number: int) -> Forest:
     """One of its trees."""
-    return Forest(*(part[number : number + 1] for part in forest[:3]), forest.bias)
+    feature, threshold, value = (part[number : number + 1] for part in forest[:3])
+    return Forest(feature, threshold, value, forest.bias)
 
 
 def _drawn(plan: Plan, counts: Tensor, size: Tensor, fraction: float) -> Tensor:

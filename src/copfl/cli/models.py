@@ -448,7 +448,6 @@ def personalize(
     if fitted.lr is not None:
         how = f"{fitted.epochs} epochs on {fitted.train} samples at learning rate {fitted.lr:g}"
     print(
-        f"{metric.title} {after} on {fitted.test} test samples; training alone: {alone}{interval}{constant}
-"
+        f"{metric.title} {after} on {fitted.test} test samples; training alone: {alone}{interval}{constant}\n"
         f"start: {fitted.start} ({before}), then {how}{'' if out is None else f'; bundle: {out}'}"
     )

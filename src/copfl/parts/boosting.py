@@ -276,9 +276,8 @@ def merged(sums: Tensor, least: int) -> Tensor:
     width = 1 << (bins - 1).bit_length()
     blocks, size = F.pad(sums, (0, width - bins)), 1
     while size < width:
-        left, right = blocks.reshape(*blocks.shape[:-1], width // (2 * size), 2, size).unbind(
-            -2
-        )  # [..., channels, pairs, bins]
+        pairs = blocks.reshape(*blocks.shape[:-1], width // (2 * size), 2, size)
+        left, right = pairs.unbind(-2)  # [..., channels, pairs, bins]
         has_left, has_right = (half[..., -1, :, :] > 0.5 for half in (left, right))
         rows = [half[..., -1, :, :].sum(-1, keepdim=True) for half in (left, right)]
         few_left, few_right = ((own > 0.5) & (own < least - 0.5) for own in rows)
@@ -402,7 +401,8 @@ def with_medians(
 
 def joined(first: Forest, second: Forest) -> Forest:
     """The trees of both; the bias is that of the first."""
-    return Forest(*(torch.cat(pair) for pair in zip(first[:3], second[:3], strict=True)), first.bias)
+    feature, threshold, value = (torch.cat(pair) for pair in zip(first[:3], second[:3], strict=True))
+    return Forest(feature, threshold, value, first.bias)
 
 
 def allowed_columns(tree: Tensor, columns: int, fraction: float, seed: int) -> Tensor:

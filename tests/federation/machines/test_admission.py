@@ -33,7 +33,8 @@ def serving(app: Any, keys: Path) -> Iterator[str]:
         listener.bind(("127.0.0.1", 0))
         port = int(listener.getsockname()[1])
     tls = {"ssl_keyfile": str(keys / "server.key"), "ssl_certfile": str(keys / "server.pem")}
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", **tls))
+    # To configure logging closes the handlers of others, and one of absl's closes what pytest captures.
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_config=None, **tls))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

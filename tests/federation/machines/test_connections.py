@@ -30,7 +30,9 @@ def serving(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.3, most: int = 3
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    config = uvicorn.Config(app, "127.0.0.1", 0, http=connections.LimitedProtocol, lifespan="off", ws="none")
+    config = uvicorn.Config(
+        app, "127.0.0.1", 0, http=connections.LimitedProtocol, lifespan="off", ws="none", log_config=None
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()

@@ -154,10 +154,6 @@ FAILS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: copfl.run("FedAvg-FT"),
         "'FedAvg-FT' is unknown; did you mean \"fedavg_ft\"",
     ),
-    "a frame by another name": (
-        lambda: copfl.choose(data=FRAME, target="y"),  # type: ignore[call-arg]
-        "data is DataFrame; pass what to train on as dataset=",
-    ),
     "seeds as a number": (lambda: copfl.compare("fedavg", seeds=3), r"name the seeds, as seeds=range\(3\)"),  # type: ignore[arg-type]
     "the seed of a comparison": (lambda: copfl.compare("fedavg", seed=3), "named apart"),
     "no field of a record": (lambda: Run(algorithm=3), "algorithm=3 must be a name, a mapping or"),  # type: ignore[arg-type]

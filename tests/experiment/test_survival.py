@@ -90,7 +90,10 @@ def test_without_an_event_nothing_can_be_learned(tmp_path: Path) -> None:
         ({"algorithm": "fedpac"}, "this task is survival"),
         ({"algorithm": "fedrod", "model": "mlp"}, "this task is survival"),
         ({"algorithm": "levels", "lr": None}, "predicts values by squared error"),
-        ({"algorithm": "trees", "model": "trees", "lr": None}, "trees predict values by squared error"),
+        (
+            {"algorithm": "trees", "model": "trees", "lr": None},
+            "trees predict values by squared or absolute error",
+        ),
     ],
 )
 def test_what_does_not_apply_is_refused(table: Path, change: dict[str, Any], message: str) -> None:

@@ -120,6 +120,7 @@ class Settings(Everyday, total=False):
     run: Options
     batch: int
     steps: int
+    even_batches: bool
     new_clients: float
     eval_every: int
     eval_models: str

@@ -62,7 +62,9 @@ def in_current_folder(kind: str, name: str) -> str:
         name: As it was set.
     """
     module = str(Path(name)).removesuffix(".py")
-    if not module.isidentifier() or not Path(f"{module}.py").is_file():
+    if not module.isidentifier() or not os.path.isfile(
+        f"{module}.py"
+    ):  # Path.is_file fails if a name is too long
         return ""
     with calling(kind, name, "reading it"):
         statements = ast.parse(Path(f"{module}.py").read_bytes()).body

@@ -174,6 +174,7 @@ def test_a_finished_run_is_not_started_again(
 ) -> None:
     started: list[Any] = []
     monkeypatch.setattr(local, "read_app", lambda folder: {"config": {"run": {"rounds": 2}}})
+    monkeypatch.setattr(trial_commands, "_local", lambda folder: local)
 
     def resume(*given: Any, **_: Any) -> list[Any]:
         started.append(given)

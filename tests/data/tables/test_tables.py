@@ -266,7 +266,7 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     (
         [*ROWS, {**ROWS[0], "age": "nan"}],
         {"target": "ill"},
-        r"in 1 columns: age 1\. .*'fill'.* .*'drop'",
+        r"rows of each column\): age 1\. .*'fill'.* .*'drop'",
     ),
     ([*ROWS, {**ROWS[0], "ill": ""}], {"target": "ill", "missing": "fill"}, "ill 1.*'missing': 'drop'"),
     ([*ROWS, {**ROWS[0], "site": "h9"}], {"target": "ill", "client": "site"}, "by_group"),

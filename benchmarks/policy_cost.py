@@ -39,7 +39,13 @@ from copfl.federation.server.folder import ServerFolder
 from copfl.federation.server.rounds import new_server
 
 ROUNDS = 5
-SECURE = CONFIG | {"run.rounds": ROUNDS, "secure.aggregation": True, "run.batch": 32, "model.width": 64}
+SECURE = CONFIG | {
+    "run.rounds": ROUNDS,
+    "secure.aggregation": True,
+    "run.even_batches": True,
+    "run.batch": 32,
+    "model.width": 64,
+}
 NOISED = SECURE | {"algorithm.name": "fedavg", "privacy.noise": 8.0}
 CASES = {"secure sums": SECURE, "secure sums with noise and a lifetime epsilon": NOISED}
 

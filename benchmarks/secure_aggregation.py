@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from copfl.core import tree
 from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.schemes import SCHEMES
 from copfl.data.sets.datasets import load
@@ -92,7 +93,7 @@ def measured(algorithm: str, clients: int, neighbours: int, secure: bool, width:
     dataset = load("digits")
     federation = FederatedData(dataset, SCHEMES["iid"](dataset, clients, seed=1))
     rows = [(federation.train.rows([n]), federation.test.rows([n])) for n in range(clients)]
-    parts = [[type(part)(*(t[0] for t in part)) for part in pair] for pair in rows]
+    parts = [[tree.row(part, 0) for part in pair] for pair in rows]
     data = [NodeData(train, test, hashes_of(train.x.numpy()), settings.task) for train, test in parts]
     with tempfile.TemporaryDirectory() as folder:
         transport = Calls(settings, data, Path(folder))

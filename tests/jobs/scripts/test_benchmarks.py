@@ -314,17 +314,15 @@ def pfllib(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @smoke
 def trees(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of few trees all three have about the same error."""
-    tables = {name: module.TABLES[name] for name in ("diabetes", "wine")}
+    tables = {"diabetes": module.TABLES["diabetes"]}
     for name, value in {"TREES": 3, "SHAPES": ((2, 60, 3),), "TABLES": tables}.items():
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(module, "RECORD", folder / "trees.json")
     assert main_of(module, monkeypatch, "--seeds", "2") == 0
     assert main_of(module, monkeypatch, "--speed") == 0
     record = json.loads((folder / "trees.json").read_text())
-    for models in record["errors"].values():
-        assert max(map(max, models.values())) < 1.05 * min(map(min, models.values())) + 0.1 * max(
-            models["copfl"]
-        )
+    mine, *others = record["errors"]["diabetes"].values()
+    assert all(mine == pytest.approx(errors, rel=0.02) for errors in others)
     assert record["speed"][0]["copfl"] > 0
 
 

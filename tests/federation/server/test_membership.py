@@ -255,6 +255,11 @@ def test_a_certificate_that_ends_soon_is_named(days: float, named: str, app: Pat
     assert all(named in line for line in warnings)
 
 
+def test_the_server_gets_new_certificates_of_an_authority_that_lasts(app: Path) -> None:
+    ends = expiries(app / "keys")
+    assert (ends["ca.pem"] - ends["server.pem"]).days == 3650 - 397
+
+
 def test_the_status_has_the_end_of_certificates(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     end = expiries(app / "keys")["server.pem"]
     assert f"certificate server.pem is valid until {end:%Y-%m-%d}" in as_text(status(app))

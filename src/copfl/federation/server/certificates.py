@@ -15,7 +15,8 @@ from copfl.files import write_bytes
 
 AUTHORITY = "copfl federation"
 AUTHORITY_KEY = "ca.key"
-DAYS = 397  # the longest validity that certificate checkers accept
+DAYS = 397  # of a server's certificate: the longest validity that certificate checkers accept
+AUTHORITY_DAYS = 3650  # every member has the authority's as a file, so it lasts as long as a federation may
 WARNING_DAYS = 30  # before the end of a certificate
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # no other machine can reach these
 CERTIFICATES = ("ca.pem", "server.pem")
@@ -136,7 +137,7 @@ def _certificate(subject: str, key: Any, signer: Any, is_authority: bool, *exten
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(start)
-        .not_valid_after(start + datetime.timedelta(days=DAYS))
+        .not_valid_after(start + datetime.timedelta(days=AUTHORITY_DAYS if is_authority else DAYS))
         .add_extension(constraints, critical=True)
         .add_extension(usage, critical=True)
     )

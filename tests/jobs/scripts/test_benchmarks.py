@@ -324,6 +324,9 @@ def trees(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, *others = record["errors"]["diabetes"].values()
     assert all(mine == pytest.approx(errors, rel=0.02) for errors in others)
     assert record["speed"][0]["copfl"] > 0
+    committed = json.loads((BENCHMARKS.parent / "results" / "trees.json").read_text())
+    page = (BENCHMARKS.parent / "docs" / "trees.md").read_text("utf-8")
+    assert module.as_markdown(module.error_table(committed["errors"])).strip() in page
 
 
 @smoke

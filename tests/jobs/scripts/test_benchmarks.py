@@ -327,6 +327,7 @@ def trees(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     committed = json.loads((BENCHMARKS.parent / "results" / "trees.json").read_text())
     page = (BENCHMARKS.parent / "docs" / "trees.md").read_text("utf-8")
     assert module.as_markdown(module.error_table(committed["errors"])).strip() in page
+    assert module.as_markdown(module.speed_table(committed["speed"])).strip() in page
 
 
 @smoke

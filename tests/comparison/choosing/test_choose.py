@@ -358,6 +358,8 @@ def test_the_rounds_of_the_choice_are_those_with_the_lowest_loss() -> None:
     )
     diverged = run._replace(rounds=[1, 2, 3], curves={"test_loss": [math.nan, 0.5, 0.6]})
     assert racing._lowest([diverged], 20) == 2
+    for curves in ({}, {"test_loss": [math.nan] * 3}):  # not one round, for want of a loss
+        assert racing._lowest([run._replace(rounds=[1, 2, 3], curves=curves)], 20) == 20
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -246,15 +246,20 @@ def choose(
 
 
 def _lowest(records: Sequence[Record], rounds: int) -> int:
-    """The round with the lowest loss on validation samples, from 1; all rounds where the race ended while it fell.
+    """The round with the lowest loss on validation samples, from 1.
+
+    All rounds where the race ended while it fell, or where no loss is known.
 
     Args:
         records: Of a candidate, one of each seed.
         rounds: Of a complete run.
     """
-    losses = np.mean([record.curves["test_loss"] for record in records], 0)
     evaluated = records[0].rounds
-    lowest = evaluated[int(np.argmin(np.nan_to_num(losses, nan=math.inf)))]
+    unknown = [math.nan] * len(evaluated)
+    losses = np.mean([record.curves.get("test_loss", unknown) for record in records], 0)
+    if np.isnan(losses).all():
+        return rounds
+    lowest = evaluated[int(np.nanargmin(losses))]
     return rounds if lowest == evaluated[-1] else lowest
 
 

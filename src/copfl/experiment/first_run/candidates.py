@@ -134,6 +134,6 @@ def with_network(choice: FirstRunChoice, name: str, by_site: Numbers) -> FirstRu
     """
     validated = choice.validated._replace(by_site={**choice.validated.by_site, name: by_site})
     means = validated.means
-    if means[name] < min(mean for other, mean in means.items() if other != name):
+    if means[name] < means[choice.federation]:
         return FirstRunChoice(name, (name,) * len(choice.sites), validated)
     return choice._replace(validated=validated)

@@ -79,7 +79,9 @@ def test_a_network_is_taken_if_its_mean_is_lower_and_then_has_no_exceptions() ->
     taken = with_network(choice, "network", np.array([0.4, 0.5]))
     assert taken.sites == ("network", "network")
     assert list(taken.validated.means) == ["constant", "levels", "network"]
-    instead = choice._replace(federation="constant", sites=("constant",) * 2)  # not shown to be worse than levels
+    instead = choice._replace(
+        federation="constant", sites=("constant",) * 2
+    )  # not shown to be worse than levels
     assert with_network(instead, "network", np.array([0.7, 0.7])).federation == "network"
 
 

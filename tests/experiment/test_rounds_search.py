@@ -9,11 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import copfl
+from copfl.core import tree
+from copfl.core.calibration import DEVIATION
+from copfl.core.evaluation import predicted
 from copfl.engine.rounds import Round
 from copfl.errors import UsageError
 from copfl.experiment import rounds_search
+from copfl.experiment.models.client_models import InMemory
 from copfl.experiment.rounds_search import LossByRound, Lowest, lowest_loss, with_found_rounds
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
@@ -55,7 +60,7 @@ def test_the_loss_is_a_mean_over_samples() -> None:
 
 
 def test_the_run_trains_on_all_samples_for_the_found_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds_search, "lowest_loss", lambda losses: Lowest(4, 0.5))
+    monkeypatch.setattr(rounds_search, "searched", lambda *_: Lowest(4, 0.5))
     found = copfl.run("fedavg", "wine", **FEW)
     settings = found.experiment.settings
     assert (settings.rounds, settings.find_rounds, len(found.records)) == (4, "done", 4)
@@ -65,8 +70,8 @@ def test_the_run_trains_on_all_samples_for_the_found_rounds(monkeypatch: pytest.
 
 
 def test_training_alone_has_its_own_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = iter([2, 3])
-    monkeypatch.setattr(rounds_search, "lowest_loss", lambda losses: Lowest(next(numbers), 0.5))
+    monkeypatch.setattr(rounds_search, "searched", lambda *_: Lowest(2, 0.5))
+    monkeypatch.setattr(rounds_search, "lowest_loss", lambda losses: Lowest(3, 0.5))
     found = copfl.run("fedavg", "wine", **FEW, local_baseline=True, out=tmp_path / "run")
     assert (found.experiment.settings.rounds, found.experiment.settings.rounds_alone) == (2, 3)
     alone = copfl.run("local", "wine", rounds=3, clients=3)
@@ -95,6 +100,54 @@ def test_a_lower_loss_is_found() -> None:
     found = with_found_rounds(run).run.rounds
     losses = dict(rounds_search.losses_of(list(rounds_search.held_out(run)), lambda line: None))
     assert losses[found] == min(losses.values())
+
+
+def test_the_temperature_has_the_lowest_log_loss_on_held_out_samples() -> None:
+    few, short = (
+        {**FEW, "rounds": 8},
+        {"optimizer": {"lr": 1e-3}},
+    )  # so that its probabilities are not sure enough
+    run = complete({"data": {"name": "wine"}, "algorithm": {"name": "fedavg"}, "run": few, **short})
+    found = with_found_rounds(run).run
+    assert found.temperature < 0.95
+    experiments = list(
+        rounds_search.held_out(
+            dataclasses.replace(run, run=dataclasses.replace(run.run, rounds=found.rounds))
+        )
+    )
+    answers, classes = [], []
+    for e in experiments:
+        models = InMemory()
+        dict(rounds_search.losses_of([e], lambda line: None, [models]))  # to the found round
+        for n, (model, _) in models.models.items():
+            test = tree.row(e.training.federation.test.rows([n]), 0)
+            with torch.no_grad():
+                probabilities, y = predicted(e.training.task, model, test)
+            answers.append(probabilities)
+            classes.append(y)
+    p, y = np.concatenate(answers), np.concatenate(classes)
+
+    def log_loss(temperature: float) -> float:
+        powers = p ** (1 / temperature)
+        right = np.take_along_axis(powers / powers.sum(1, keepdims=True), y[:, None], 1)
+        return -float(np.log(right).sum()) + (math.log(temperature) / DEVIATION) ** 2 / 2
+
+    assert log_loss(found.temperature) < min(log_loss(found.temperature * f) for f in (0.9, 1.1))
+
+
+def test_clients_without_validation_samples_have_the_temperature_that_was_found(tmp_path: Path) -> None:
+    found = copfl.run("fedavg", "wine", rounds=2, clients=3, temperature=0.5, out=tmp_path / "run")
+    usual = copfl.run("fedavg", "wine", rounds=2, clients=3, save_models=True)
+    assert found.probabilities is not None
+    assert found.probabilities.temperature.tolist() == [0.5] * 3
+    assert found.records == usual.records  # nothing else changes
+    x = found.experiment.federation.dataset.test.x[:5]
+    of_usual = usual.predict_proba(x, client=0)
+    powers = of_usual**2
+    expected = powers / powers.sum(1, keepdims=True)
+    np.testing.assert_allclose(found.predict_proba(x, client=0), expected, rtol=1e-5)
+    own = copfl.run("fedavg", "wine", rounds=2, clients=3, temperature=0.5, validation=0.3)
+    assert own.probabilities is None or len(set(own.probabilities.temperature)) > 1
 
 
 @pytest.mark.parametrize(

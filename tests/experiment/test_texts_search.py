@@ -61,7 +61,7 @@ def test_what_has_the_lowest_loss_is_trained(
 ) -> None:
     results: Iterator[Lowest] = iter([Lowest(2 + n, 0.1 if n == lowest else 0.5) for n in range(3)])
     monkeypatch.setattr(texts_search, "held_out", lambda run: [])
-    monkeypatch.setattr(texts_search, "lowest_loss", lambda losses: next(results))
+    monkeypatch.setattr(texts_search, "searched", lambda *_: next(results))
 
     def completed(layer: Any) -> Run:
         return complete(layer, values={"data": texts()})

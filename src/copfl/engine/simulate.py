@@ -92,6 +92,7 @@ def simulate(
     population: Ids | None = None,
     executor: Executor | None = None,
     models: ModelKeeper | None = None,
+    models_of_all: bool = False,
     best: BestRounds | None = None,
     patience: int = 0,
 ) -> Generator[Round, None, None]:
@@ -111,6 +112,7 @@ def simulate(
         executor: Runs the local updates; None: in this process.
         models: Gets each client's model of its last evaluation, which no record has: algorithms may evaluate
             one that is neither uploaded nor stored.
+        models_of_all: `models` gets those of all evaluations, for a caller that may end before the last one.
         best: Each client's best evaluation so far, which is kept up to date; `models` gets the model of that
             one instead.
         patience: With `best`, the rounds end after so many evaluations without a better one; 0: never.
@@ -132,7 +134,8 @@ def simulate(
     while not has_ended(state.round, rounds, best, patience):
         ids = clients_of(state.round)
         asked: EvalModels = EVAL_MODELS[eval_models] if is_evaluated(state.round, rounds, eval_every) else ()
-        possible = last.get(state.round, []) if best is None else ids.tolist() if asked else []
+        evaluated_now = ids.tolist() if asked else []
+        possible = last.get(state.round, []) if best is None and not models_of_all else evaluated_now
         candidates = {n for n in possible if models is not None and models.wanted(n)}
         chunks = np.split(ids, range(mapping.chunk, len(ids), mapping.chunk))
         metrics: list[Metrics] = []

@@ -37,7 +37,7 @@ class Probabilities(NamedTuple):
     calibration_error: Numbers
     reference: Numbers  # the log loss of the class frequencies in the client's training samples
     excess: Numbers  # the low end of the 95 % interval of log loss minus reference, over test samples
-    temperature: Numbers  # fitted on its validation samples; 1 without any
+    temperature: Numbers  # fitted on its validation samples; without any, `usual`
     calibration: tuple[CalibrationBin, ...]  # of the test samples of all clients together
 
     @property
@@ -65,7 +65,9 @@ class OfClient(NamedTuple):
         return [Score(name, split, self.values[name], count) for name in names]
 
 
-def of_client(task: Task, model: Personal, train: Array, test: Data, validation: Data | None) -> OfClient:
+def of_client(
+    task: Task, model: Personal, train: Array, test: Data, validation: Data | None, usual: float
+) -> OfClient:
     """The probabilities of a client's model, in a simulation as at a node.
 
     Args:
@@ -73,14 +75,15 @@ def of_client(task: Task, model: Personal, train: Array, test: Data, validation:
         model: The client's.
         train: The classes of its training samples.
         test: Its test samples.
-        validation: Its validation samples, which alone decide on the temperature.
+        validation: Its validation samples, which alone decide on the temperature where there are any.
+        usual: The temperature without them.
     """
     model = tree.each(lambda t: t.to(task.device), model)
-    temperature = 1.0
+    temperature = usual
     with torch.no_grad():
         if validation is not None and int(validation.size):
             answers, y = predicted(task, model, validation)
-            temperature = fitted_temperature(answers, y) if np.isfinite(answers).all() else 1.0
+            temperature = fitted_temperature(answers, y) if np.isfinite(answers).all() else usual
         if not int(test.size) or not len(train):
             return OfClient({}, temperature, None)
         answers, y = predicted(task, model, test)
@@ -88,25 +91,28 @@ def of_client(task: Task, model: Personal, train: Array, test: Data, validation:
         return OfClient({}, temperature, None)
     answers = tempered(answers, temperature)
     values = {name: METRICS[name].of(answers, y) for name in MEASURED}
-    usual = np.repeat(frequencies(train, task.classes)[None], len(y), axis=0)
-    of_model, reference = (surprises(p, y) for p in (answers, usual))
+    constant = np.repeat(frequencies(train, task.classes)[None], len(y), axis=0)
+    of_model, reference = (surprises(p, y) for p in (answers, constant))
     low = over_clients(of_model - reference).low  # over samples; of one it is unbounded
     values |= {"reference": float(reference.mean()), "excess": low if np.isfinite(low) else np.nan}
     return OfClient(values, temperature, (answers, y))
 
 
-def measured(task: Task, federation: FederatedData, models: ClientModels) -> Probabilities | None:
+def measured(
+    task: Task, federation: FederatedData, models: ClientModels, usual: float
+) -> Probabilities | None:
     """The probabilities of the clients' models; None where targets are no classes.
 
     Args:
         task: What the rounds trained.
         federation: Its samples.
         models: The model of each client; one that is not kept is not measured.
+        usual: The temperature of clients without validation samples.
     """
     if task.criterion.kind != CLASSIFICATION:
         return None
     values = {name: np.full(federation.clients, np.nan) for name in (*MEASURED, "reference", "excess")}
-    temperature = np.ones(federation.clients)
+    temperature = np.full(federation.clients, usual)
     for_calibration: list[tuple[Array, Array]] = []
     for n in range(federation.clients):
         if (client_model := models.get(n)) is None:
@@ -115,7 +121,7 @@ def measured(task: Task, federation: FederatedData, models: ClientModels) -> Pro
         test = tree.row(federation.test.rows([n]), 0)
         held_out = federation.validation
         validation = None if held_out is None else tree.row(held_out.rows([n]), 0)
-        of_one = of_client(task, client_model.model, train, test, validation)
+        of_one = of_client(task, client_model.model, train, test, validation, usual)
         temperature[n] = of_one.temperature
         for name, value in of_one.values.items():
             values[name][n] = value
@@ -195,6 +201,7 @@ def in_words(probabilities: Probabilities, names: Sequence[str]) -> list[str]:
         )
     fitted = probabilities.temperature[probabilities.temperature != 1]
     if len(fitted):
-        bounds = f"{fitted.min():.2f} to {fitted.max():.2f}"
-        sentences.append(f"Temperatures of the probabilities, by validation samples: {bounds}.")
+        low, high = f"{fitted.min():.2f}", f"{fitted.max():.2f}"
+        bounds = low if low == high else f"{low} to {high}"
+        sentences.append(f"Temperatures of the probabilities, by held-out samples: {bounds}.")
     return sentences

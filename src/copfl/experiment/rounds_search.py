@@ -1,24 +1,33 @@
 """How many rounds to train for, found before the training.
 
 A first training holds out a part of each client's training samples and looks for the round with the lowest loss
-on them. The run then trains on all training samples for as many rounds, so nothing is lost to validation. No test
-sample decides anything.
+on them. The run then trains on all training samples for as many rounds, so nothing is lost to validation. The models
+of that round also tell by which temperature probabilities are too sure, or not sure enough. No test sample decides
+anything.
 """
 
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from copfl.core import tree
+from copfl.core.calibration import fitted_temperature
+from copfl.core.evaluation import predicted
 from copfl.data.clients.partition import hold_out
+from copfl.data.samples import CLASSIFICATION
 from copfl.engine.rounds import Round
 from copfl.errors import UsageError, option
 from copfl.experiment import preparation
+from copfl.experiment.analysis.gains import compared
+from copfl.experiment.models.client_models import ClientModel, InMemory
 from copfl.experiment.preparation import Tell, prepare
 from copfl.experiment.progress import Pace
 from copfl.experiment.result import Experiment
@@ -76,9 +85,14 @@ class Lowest(NamedTuple):
 
     round: int  # the first that has it, from 1
     loss: float
+    temperature: float = 1.0  # with which the probabilities of that round have an even lower one
 
 
-def lowest_loss(losses: Iterable[tuple[int, float]], patience: int = PATIENCE) -> Lowest:
+def lowest_loss(
+    losses: Iterable[tuple[int, float]],
+    patience: int = PATIENCE,
+    on_lower: Callable[[], None] = lambda: None,
+) -> Lowest:
     """The lowest loss, and its round.
 
     The search ends after half as many rounds again without a lower one, at least `patience`.
@@ -86,14 +100,54 @@ def lowest_loss(losses: Iterable[tuple[int, float]], patience: int = PATIENCE) -
     Args:
         losses: Evaluated rounds and their losses, as they come.
         patience: In rounds.
+        on_lower: Is called after a round with a lower loss than those before.
     """
     best, lowest = 0, math.inf
     for number, loss in losses:
         if loss < lowest or not best:
             best, lowest = number, loss
+            on_lower()
         if number - best >= max(patience, best // 2):
             break
     return Lowest(best, lowest)
+
+
+def searched(experiments: Sequence[Experiment], tell: Tell) -> Lowest:
+    """The lowest loss of experiments that train side by side, and the temperature of its models' probabilities.
+
+    The temperature is one for all clients: a client has a few held-out samples.
+
+    Args:
+        experiments: The same run with other held-out samples.
+        tell: Gets a line now and then.
+    """
+    kept = [InMemory(compared(e.clients)) for e in experiments]
+    best: list[dict[int, ClientModel]] = []
+
+    def keep() -> None:
+        best[:] = [dict(models.models) for models in kept]
+
+    found = lowest_loss(losses_of(experiments, tell, kept), on_lower=keep)
+    return found._replace(temperature=_temperature(experiments, best))
+
+
+def _temperature(experiments: Sequence[Experiment], models: Sequence[dict[int, ClientModel]]) -> float:
+    """The temperature with the lowest log loss on the held-out samples of all clients; 1 of other targets."""
+    answers, classes = [], []
+    for e, of_clients in zip(experiments, models, strict=True):
+        task, test = e.training.task, e.training.federation.test
+        if task.criterion.kind != CLASSIFICATION:
+            return 1.0
+        for n, client_model in of_clients.items():
+            held_out = tree.row(test.rows([n]), 0)
+            if not int(held_out.size):
+                continue
+            with torch.no_grad():
+                probabilities, y = predicted(task, client_model.model, held_out)
+            if np.isfinite(probabilities).all():  # a model that diverged has no say
+                answers.append(probabilities)
+                classes.append(y)
+    return fitted_temperature(np.concatenate(answers), np.concatenate(classes)) if answers else 1.0
 
 
 def with_found_rounds(run: Run, tell: Tell | None = None) -> Run:
@@ -113,13 +167,18 @@ def with_found_rounds(run: Run, tell: Tell | None = None) -> Run:
     experiments = list(held_out(run))
     held_out_part = f"{SELECTION:g} of each client's training samples held out"
     tell(f"finding the number of rounds, {settings.rounds} at most, with {held_out_part}; --rounds sets it")
-    rounds = lowest_loss(losses_of(experiments, tell)).round
+    lowest = searched(experiments, tell)
+    rounds = lowest.round
     alone = [(e, baseline_of(e)) for e in experiments if settings.local_baseline]
     others = [baseline for e, baseline in alone if baseline is not None and baseline is not e]
     rounds_alone = lowest_loss(losses_of(others, tell)).round if others else rounds
     tell(f"{rounds} rounds{f', and {rounds_alone} of training alone,' if others else ''} had the lowest loss")
     settings_found = dataclasses.replace(
-        settings, rounds=rounds, rounds_alone=rounds_alone, find_rounds="done"
+        settings,
+        rounds=rounds,
+        rounds_alone=rounds_alone,
+        find_rounds="done",
+        temperature=lowest.temperature,
     )
     return dataclasses.replace(run, run=settings_found)
 
@@ -141,17 +200,23 @@ def held_out(run: Run) -> Iterator[Experiment]:
         yield experiment
 
 
-def losses_of(experiments: Sequence[Experiment], tell: Tell) -> Iterator[tuple[int, float]]:
+def losses_of(
+    experiments: Sequence[Experiment], tell: Tell, models: Sequence[InMemory] = ()
+) -> Iterator[tuple[int, float]]:
     """Evaluated rounds, and the mean of their losses over the experiments, which train side by side.
 
     Args:
         experiments: The same run with other held-out samples.
         tell: Gets a line now and then.
+        models: Get the clients' models of each experiment, as the last round evaluated them.
     """
     pace = Pace()
     curves = [LossByRound(e.training.federation.test.sizes) for e in experiments]
     with contextlib.ExitStack() as stack:
-        loops = [stack.enter_context(contextlib.closing(rounds_left(e, stack))) for e in experiments]
+        loops = [
+            stack.enter_context(contextlib.closing(rounds_left(e, stack, models=keeper, models_of_all=True)))
+            for e, keeper in zip_longest(experiments, models)
+        ]
         for rounds in zip(*loops, strict=True):
             losses = [curve.after(round) for curve, round in zip(curves, rounds, strict=True)]
             known = [loss for loss in losses if loss is not None]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from copfl.errors import UsageError
 from copfl.experiment.preparation import Tell
-from copfl.experiment.rounds_search import CHOSEN, MARGIN, Lowest, held_out, losses_of, lowest_loss
+from copfl.experiment.rounds_search import CHOSEN, MARGIN, Lowest, held_out, searched
 from copfl.settings.merging import Layer
 from copfl.settings.schema import Run
 
@@ -55,7 +55,7 @@ def chosen_for_texts(run: Run, completed: Callable[[Layer], Run], tell: Tell | N
     left_out: list[str] = []
     for name, candidate in runs.items():
         try:
-            lowest[name] = lowest_loss(losses_of(list(held_out(candidate)), tell))
+            lowest[name] = searched(list(held_out(candidate)), tell)
         except UsageError as error:  # such as targets that the method does not have
             left_out.append(f"{name} cannot train on them: {error}")
     if not lowest:
@@ -67,7 +67,11 @@ def chosen_for_texts(run: Run, completed: Callable[[Layer], Run], tell: Tell | N
         tell(line)
     rounds_alone = lowest[WORDS_ALONE].round if best != EMBEDDING and WORDS_ALONE in lowest else 0
     settings = dataclasses.replace(
-        runs[best].run, rounds=lowest[best].round, rounds_alone=rounds_alone, find_rounds="done"
+        runs[best].run,
+        rounds=lowest[best].round,
+        rounds_alone=rounds_alone,
+        find_rounds="done",
+        temperature=lowest[best].temperature,
     )
     return dataclasses.replace(runs[best], run=settings)
 

@@ -175,7 +175,7 @@ def execute(
                 received = received_model(e.algorithm, e.task, result.state, n)
                 models.put(n, received, result.state.round, RECEIVED)
         models.settle(result.state.round)
-        result.probabilities = probabilities.measured(*e.training[:2], models)
+        result.probabilities = probabilities.measured(*e.training[:2], models, settings.temperature)
         if result.probabilities is not None and folder is not None:
             probabilities.write(result.probabilities, folder.path)
         result.survival = survival.measured(*e.training[:2], models)
@@ -263,6 +263,7 @@ def rounds_left(
     executor: simulate.Executor | None = None,
     models: ModelKeeper | None = None,
     best: BestRounds | None = None,
+    models_of_all: bool = False,
 ) -> Generator[Round, None, None]:
     """The rounds of an experiment that are left, as they end.
 
@@ -273,6 +274,7 @@ def rounds_left(
         executor: Trains the clients; None: what suits the settings.
         models: Gets each client's model of its last evaluation, or of its best one.
         best: The best rounds of the clients so far, where the best one counts; it decides when to stop.
+        models_of_all: `models` gets those of all evaluations instead, for a caller that may end before the last one.
     """
     settings, simulation = e.settings, simulation_of(e)
     if state is None:
@@ -288,6 +290,7 @@ def rounds_left(
         population=settings.split_clients[0],
         executor=stack.enter_context(executor_of(simulation, state, settings, executor)),
         models=models,
+        models_of_all=models_of_all,
         best=best,
         patience=settings.patience,
     )

@@ -127,6 +127,7 @@ class Settings(Everyday, total=False):
     select: str
     patience: int
     find_rounds: str
+    temperature: float
     rounds_alone: int
     checkpoint_every: int
     buffers: str

@@ -456,6 +456,15 @@ class RunSettings:
             unless=("off", "done"),
         ),
     )
+    temperature: float = setting(
+        1.0,
+        "Of the probabilities of a client without validation samples: above 1 they become less sure. "
+        "run.find_rounds finds it on held-out samples.",
+        minimum=1e-3,
+        maximum=1e3,
+        same_run=(1.0,),
+        policy=Free(),
+    )
     rounds_alone: int = how(
         0,
         "Rounds of the training alone, see run.local_baseline; 0: those of the run.",

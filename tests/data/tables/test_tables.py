@@ -515,7 +515,7 @@ def test_dates_and_sentences_are_named_for_what_they_are() -> None:
     rows: dict[str, list[object]] = {
         "admitted": [f"2024-05-{1 + n % 10:02d}" for n in range(80)],
         "left": [f"{1 + n % 10}.6.2024" for n in range(80)],
-        "report": [f"patient {n} was seen in ward {n % 7}" for n in range(80)],
+        "report": [f"patient {n % 32} was seen in ward {n % 4}" for n in range(80)],
         "ward": ["east", "west"] * 40,
         "ill": [n % 2 for n in range(80)],
     }
@@ -525,6 +525,23 @@ def test_dates_and_sentences_are_named_for_what_they_are() -> None:
     assert "leave them out with --set data.drop=admitted,left" in note
     assert "report: sentences, learn from them with --text report" in note
     assert "few rows share" not in note
+
+
+def test_sentences_that_do_not_repeat_are_no_categories() -> None:
+    rows: dict[str, list[object]] = {
+        "report": [f"patient {n} was seen in ward {n % 7}" for n in range(80)],
+        "age": list(range(80)),
+        "ill": [n % 2 for n in range(80)],
+    }
+    with (
+        on_command_line(),
+        pytest.raises(DataError, match=r"64 different sentences in 80 rows.*--text report.*data.drop=report"),
+    ):
+        tables.from_tables([DataTable.of(rows)], "visits", target="ill")
+    assert tables.from_tables([DataTable.of(rows)], "visits", target="ill", drop="report").train.x.shape == (
+        64,
+        1,
+    )
 
 
 def test_most_samples_in_one_class_are_said_with_the_metric_to_judge_by() -> None:

@@ -49,6 +49,15 @@ def test_where_sites_are_alike_they_train_together() -> None:
     assert result.experiment.run.algorithm.name == "levels"
 
 
+def test_slopes_of_many_features_are_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "METHODS", {**QUICK, module.SLOPES: {"name": "levels", "varying": "all"}})
+    monkeypatch.setattr(module, "MOST_SLOPES", 1)
+    choice = copfl.run(dataset=sites("class", rows=20)).choice
+    assert choice is not None
+    assert module.SLOPES not in choice.validated.means
+    assert choice.validated.left_out == {module.SLOPES: "there are 2 features, and more than 1 take long"}
+
+
 @pytest.mark.usefixtures("quick")
 def test_where_each_site_has_its_own_steps_it_gets_its_own_forest(tmp_path: Path) -> None:
     result = copfl.run(dataset=sites("step"), out=tmp_path / "run")

@@ -545,7 +545,10 @@ def _summary(encoders: Sequence[Encoder]) -> str:
 
 
 def _doubtful(encoders: Sequence[Encoder], table: DataTable) -> list[str]:
-    """A note for columns that hardly help as they are: dates, sentences, numbers with a sign, and identifiers."""
+    """A note for columns that hardly help as they are: dates, sentences, numbers with a sign, and identifiers.
+
+    A column of sentences that hardly repeat is an error: whoever has one wants to learn from its words.
+    """
     if len(table) < FEWEST_ROWS:
         return []
     dates = [e.name for e in encoders if e.categories and all(map(DATES.fullmatch, e.categories))]
@@ -566,6 +569,14 @@ def _doubtful(encoders: Sequence[Encoder], table: DataTable) -> list[str]:
         notes.append(
             f"{names}: numbers with a sign or separator, each a category, so write plain numbers, such as 12.5"
         )
+    for e in rare:
+        if e.name in sentences and len(table) < 2 * len(e.categories):
+            raise DataError(
+                f'the column "{e.name}" has {len(e.categories):,} different sentences in {len(table):,} rows, and as '
+                f"categories they tell nothing about other rows; learn from them with "
+                f"{how_to_set('data.text', e.name, '--text')}, or leave the column out with "
+                f"{how_to_set('data.drop', e.name)}"
+            )
     for name in sentences:
         notes += [f"{name}: sentences, learn from them with {how_to_set('data.text', name, '--text')}"]
     return notes

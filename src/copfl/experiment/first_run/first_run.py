@@ -35,12 +35,14 @@ QUICK = 20  # rounds: a method with more is left out after a fold on which anoth
 ENOUGH = (
     8  # rounds of Newton's method, after which the loss of held-out rows changes by less than a thousandth
 )
+SLOPES = "levels with slopes"
 METHODS: dict[str, dict[str, Any]] = {
     "levels": {"name": "levels"},
-    "levels with slopes": {"name": "levels", "varying": "all"},
+    SLOPES: {"name": "levels", "varying": "all"},
     "trees": {"name": "trees"},
 }
 WITHOUT_EXCEPTIONS = ("trees",)  # its trees have a size of their own
+MOST_SLOPES = 300  # features: each site's slopes enter the equations, which then take minutes
 NETWORK_ROWS = 5_000  # of the federation: a network rarely wins with fewer, and takes most of the time
 Completed = Callable[[Layer], Run]  # the settings with one more layer
 
@@ -136,19 +138,23 @@ def _validated(
     is_rmse = samples.kind == REGRESSION
     rows = sum(map(len, held_out.whole.train))
     has_network = rows >= NETWORK_ROWS
+    features = samples.train.x.shape[1]
+    left_out: dict[str, str] = {}
+    if features > MOST_SLOPES:
+        left_out[SLOPES] = f"there are {features:,} features, and more than {MOST_SLOPES} take long"
+    methods = {name: table for name, table in METHODS.items() if name not in left_out}
     tell(
-        f"choosing among {', '.join(METHODS)}, {'a network, ' if has_network else ''}and what each client has "
+        f"choosing among {', '.join(methods)}, {'a network, ' if has_network else ''}and what each client has "
         f"alone, by cross-validation: {held_out.number} fold{'s' * (held_out.number > 1)} of {rows:,} training rows, "
-        f"about {_seconds(plan, held_out, has_network):.0f} s; --algorithm names a method"
+        f"about {_seconds(plan, held_out, features, has_network):.0f} s; --algorithm names a method"
     )
     of_rivals = losses.of_rivals(trained_rivals(alike, plan), alike.federation, samples.kind)
     of_rows: dict[str, Losses] = {}
     candidates: dict[str, Candidate] = {}
-    left_out: dict[str, str] = {}
     for name, of_sites in of_rivals.items():
         of_rows[_alone(name)] = of_sites
         candidates[_alone(name)] = Candidate(_alone(name), rival=name)
-    for name, table in METHODS.items():
+    for name, table in methods.items():
         method = completed({"run": {"find_rounds": "off"}, "algorithm": table})
         try:
             of_rows[name] = _screened(name, method, of_rows, held_out, samples)
@@ -199,10 +205,11 @@ def _alone(kind: str) -> str:
     return kind if kind == CONSTANT else f"{kind} alone"
 
 
-def _seconds(plan: RivalPlan, held_out: Folds, has_network: bool) -> float:
-    """How long the choice takes, about: measured on tables of 100 to 10,000 rows."""
-    sites = len(held_out.of)
-    return plan.effort.seconds + 2 * held_out.number * (0.5 + 0.01 * sites) + (30 if has_network else 0)
+def _seconds(plan: RivalPlan, held_out: Folds, features: int, has_network: bool) -> float:
+    """How long the choice takes, about: measured on tables of 100 to 10,000 rows, and of 10 to 1,500 features."""
+    sites, rows = len(held_out.of), sum(map(len, held_out.whole.train))
+    of_fold = 1 + 0.02 * sites + 2e-9 * rows * features**2  # the last: the products of the features
+    return plan.effort.seconds + held_out.number * of_fold + (30 if has_network else 0)
 
 
 def _run_of(

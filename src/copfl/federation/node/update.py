@@ -79,7 +79,7 @@ class TrainedUpdate(NamedTuple):
             if task.criterion.kind == CLASSIFICATION:
                 held_out = self.data.test, self.data.validation
                 train = self.data.train.y[: int(self.data.train.size)].cpu().numpy()
-                worth = of_client(task, self.output.trained, train, *held_out)
+                worth = of_client(task, self.output.trained, train, *held_out, run.temperature)
                 scores += worth.scores(TEST, [metric.name for metric in task.metrics])
                 output = dataclasses.replace(bundled.output, temperature=worth.temperature)
                 bundled = dataclasses.replace(bundled, output=output)

@@ -49,7 +49,21 @@ def test_markdown_and_csv_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["=1+1", "@SUM(A1)", "+A1", "-2+3+cmd|' /C calc'!A0", "\t=1", "\r=1", "-HYPERLINK(1)", "=-1"]
+    "name",
+    [
+        "=1+1",
+        "@SUM(A1)",
+        "+A1",
+        "-2+3+cmd|' /C calc'!A0",
+        "\t=1",
+        "\r=1",
+        "-HYPERLINK(1)",
+        "=-1",
+        "\n=1",
+        "＝1+1",
+        "＠SUM(A1)",
+        "＋A1",
+    ],
 )
 def test_no_cell_of_a_csv_is_a_formula(name: str) -> None:
     """Names of classes and of sites are another's, and people open such a file with a spreadsheet."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tracemalloc
 import zlib
 from typing import Any, NamedTuple
@@ -262,6 +263,15 @@ def test_a_truncated_packet_is_refused(keep: int) -> None:
 def test_noise_is_refused(head: str, body: bytes) -> None:
     with pytest.raises(WireError):
         decode(Packet(head, body), record(), HEAD)
+
+
+def test_a_head_of_any_depth_is_read_or_refused() -> None:
+    """Python reads one level more than it writes, where its stack ends: then no checksum can be computed."""
+    head = encode(record(), HEAD).head
+    for depth in range(1, sys.getrecursionlimit() + 10):
+        deep = '{"a":' * depth + "1" + "}" * depth
+        with pytest.raises(WireError, match=r"checksum|cannot be read"):
+            wire.opened_head(Packet(head.replace('"about":{', f'"about":{{"deep":{deep}', 1), b""))
 
 
 @pytest.mark.parametrize("head", ["1", "[]", "{}", '{"format":2}', '{"format":2,"x":NaN}'])

@@ -47,6 +47,15 @@ def cleaned(content: Any) -> Any:
     return _cleaned(content, MOST_DEPTH)
 
 
+def require_shallow(content: Any, depth: int = MOST_DEPTH) -> None:
+    """ValueError where lists and tables are deeper within each other than any of copfl's."""
+    if isinstance(content, dict | list):
+        if not depth:
+            raise ValueError(f"it is deeper than {MOST_DEPTH} levels")
+        for item in content.values() if isinstance(content, dict) else content:
+            require_shallow(item, depth - 1)
+
+
 def _cleaned(value: Any, depth: int) -> Any:
     if isinstance(value, str):
         return printable(value)

@@ -6,6 +6,7 @@ import io
 import math
 import re
 import textwrap
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -94,7 +95,8 @@ def without_formula(cell: str) -> str:
 
     Names of classes and sites are another's. A number with a sign, such as -1.5 or +2.0 ± 0.3, is none.
     """
-    is_formula = cell[:1] in ("=", "@", "\t", "\r") or (cell[:1] in ("+", "-") and FORMULA.search(cell))
+    first = unicodedata.normalize("NFKC", cell[:1])  # some programs take "＝" as "="
+    is_formula = first in ("=", "@", "\t", "\r", "\n") or (first in ("+", "-") and FORMULA.search(cell))
     try:
         float(cell)
     except ValueError:

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from copfl import foreign
 from copfl.core import tree
 from copfl.core.layout import Layout
 from copfl.core.payload import SMALL
@@ -159,6 +160,8 @@ def opened_head(packet: Packet) -> dict[str, Any]:
     damaged = "its head cannot be read ({}); it is damaged, or not a copfl message"
     with raised_as(WireError, damaged, ValueError, RecursionError):
         head = json.loads(packet.head)
+        # What Python reads at its last level it cannot write again, which the checksum and every text need.
+        foreign.require_shallow(head)
     if not isinstance(head, dict) or "format" not in head:
         raise WireError("its head has no format; it is not a copfl message")
     if head["format"] != FORMAT:

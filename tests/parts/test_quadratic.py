@@ -38,6 +38,14 @@ def test_without_any_difference_all_count_the_same() -> None:
     torch.testing.assert_close(on_simplex(torch.zeros(4, 4)), torch.full((4,), 0.25))
 
 
+def test_variances_that_a_client_invented_give_weights() -> None:
+    """Of a large negative one, the matrix was not positive definite by rounding, and no server could go on."""
+    for size in (1.0, 1e6, 1e12, 1e20):
+        for others in (0.0, 1e-12, 1.0, 1e12):
+            a = on_simplex(torch.diag(vector(-size, others, others)) + semidefinite(3, 2, seed=0))
+            torch.testing.assert_close(a.sum(), vector(1)[0])
+
+
 @given(SIZES, st.integers(1, 15), SEEDS, st.floats(-4, 4))
 def test_on_the_simplex_only_the_best_will_do(size: int, rank: int, seed: int, magnitude: float) -> None:
     """Karush, Kuhn and Tucker: P a is least, and the same, wherever a is not zero; the problem is convex."""

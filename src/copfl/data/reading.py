@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.lib import format as npy
@@ -199,6 +199,29 @@ def unpickle(raw: bytes, source: str) -> dict[bytes, Any]:
     return content
 
 
+class _Row(tuple[Any, ...]):
+    """A tuple that is no key: the hash of tuples within each other has no end, in a hundred bytes."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _as_row(load: Callable[[Any], None], reader: Any) -> None:
+    """An operation of a pickle that makes a tuple.
+
+    Args:
+        load: Python's.
+        reader: The one that reads.
+    """
+    load(reader)
+    reader.stack[-1] = _Row(reader.stack[-1])
+
+
+_TUPLES = {
+    code[0]: partial(_as_row, pickle._Unpickler.dispatch[code[0]])
+    for code in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3)
+}
+
+
 def _unpickled(raw: bytes, source: str) -> Any:
     """The content of a pickle, with a record of `arguments` and `state` in place of each object of numpy.
 
@@ -215,7 +238,9 @@ def _unpickled(raw: bytes, source: str) -> Any:
         def __setstate__(self, state: object) -> None:
             self.state = state
 
-    class Reader(pickle.Unpickler):
+    class Reader(pickle._Unpickler):
+        dispatch: ClassVar = {**pickle._Unpickler.dispatch, **_TUPLES}
+
         def find_class(self, module: str, name: str) -> type[Inert]:
             if (module, name) not in _PICKLED_NUMPY:
                 named = f"its pickle names {printable(f'{module}.{name}')[:100]}"
@@ -227,6 +252,8 @@ def _unpickled(raw: bytes, source: str) -> Any:
             # Python allocates as many memo entries as a number in the file claims, gigabytes for five bytes.
             if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(position or 0) > len(raw):
                 raise DataError(f"{source} is refused: its pickle claims {position} memo entries")
+            if code.name in ("EMPTY_SET", "FROZENSET", "ADDITEMS"):
+                raise DataError(f"{source} is refused: its pickle has a set, which no data file needs")
         return Reader(io.BytesIO(raw), encoding="bytes").load()
 
 

@@ -17,6 +17,7 @@ from copfl.errors import UsageError, at_least, one_of, unknown
 from copfl.kernels.draws import seeded
 from copfl.models.trees import Trees
 
+MOST_LAYERS = 32  # of dilated convolutions: 2^32 tokens
 IMAGE = ("images", "channels", "height", "width")
 
 
@@ -287,6 +288,10 @@ class CausalCNN(nn.Module):
     def __init__(self, shape: tuple[int, ...], classes: int, width: int = 64, layers: int = 4) -> None:
         super().__init__()
         at_least(1, width=width, layers=layers)
+        if layers > MOST_LAYERS:  # a file may have any number, and each is made before anything is counted
+            raise UsageError(
+                f"layers={layers} is too many; a layer sees twice as far, so use at most {MOST_LAYERS}"
+            )
         self.embedding = nn.Embedding(classes, width)
         self.body = nn.ModuleList(
             nn.Conv1d(width, width, 2, dilation=2**n, padding=2**n) for n in range(int(layers))

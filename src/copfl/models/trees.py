@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from copfl.errors import UsageError, at_least
+from copfl.errors import RunError, UsageError, at_least, raised_as
+from copfl.foreign import DAMAGE
 
 IDENTITY, LOG, LOGIT = (
     0.0,
@@ -24,6 +25,7 @@ IDENTITY, LOG, LOGIT = (
 LEAST = 1e-9  # probability of which a link takes the logarithm
 EVERY = 1e30  # a threshold that no row exceeds
 MOST = 10_000_000  # numbers in the arrays of all trees
+MOST_QUESTIONS = 10_000  # about a row, in a tree
 
 
 class Ensemble(nn.Module):
@@ -80,6 +82,8 @@ class Trees(nn.Module):
         at_least(1, trees=trees, depth=depth)
         at_least(0, nodes=nodes)
         nodes = nodes or 2 ** (min(depth, 40) + 1) - 1
+        if depth > min(nodes, MOST_QUESTIONS):  # a file may have any number, and each is a step for all rows
+            raise UsageError(f"depth={depth} is too deep for trees of {nodes:,} nodes; use a smaller depth")
         if trees * nodes * (4 + classes) > MOST:
             raise UsageError(
                 f"{trees:,} trees of {nodes:,} nodes with {classes:,} outputs are too large a model; use fewer "
@@ -128,16 +132,22 @@ def nodes_of(tensors: Mapping[str, Tensor], number: int) -> Node:
 
     Args:
         tensors: Of the model, by name.
-        number: Of the tree.
+        number: Of the tree; RunError if it is none.
     """
     names = ("feature", "threshold", "left", "right", "value")
     feature, threshold, left, right, value = (tensors[f"ensemble.{name}"][number].tolist() for name in names)
+    columns, seen = tensors["head.weight"].shape[1], set[int]()
 
     def node(at: int) -> Node:
+        # What somebody else wrote may be a circle, or reach a node by so many ways that no walk ends.
+        if at in seen or not 0 <= at < len(left) or not 0 <= feature[at] < columns:
+            raise ValueError(f"node {at} is out of the tree, or reached twice")
+        seen.add(at)
         if left[at] == at:
             return Leaf(tuple(value[at]))
         if threshold[at] >= EVERY:
             return node(int(left[at]))
         return Branch(int(feature[at]), threshold[at], node(int(left[at])), node(int(right[at])))
 
-    return node(0)
+    with raised_as(RunError, f"tree {number} is none ({{}}); restore the model from a copy", *DAMAGE):
+        return node(0)

@@ -26,7 +26,8 @@ def _factor(matrix: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
     """L of P = L L', with the smallest eigenvalue raised to zero and 1e-12 of the mean diagonal added."""
     matrix = (matrix + matrix.T) / 2
     lowest = max(0.0, -float(np.linalg.eigvalsh(matrix)[0]))
-    lift = lowest + 1e-12 * float(np.trace(matrix)) / len(matrix) + 1e-30
+    # Of sizes: a variance that a client invented may be negative.
+    lift = lowest + 1e-12 * float(np.trace(np.abs(matrix))) / len(matrix) + 1e-30
     factor: NDArray[np.floating[Any]] = np.linalg.cholesky(matrix + lift * np.eye(len(matrix)))
     return factor
 

@@ -228,6 +228,15 @@ def test_a_malicious_pickle_is_refused_and_does_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["cifar-10-batches-py"]
 
 
+def test_a_pickle_of_keys_without_end_is_refused() -> None:
+    """The hash of 60 pairs of pairs has 2^60 steps, in 250 bytes; and so has the comparison of such sets."""
+    pairs = b"".join(b"h" + bytes([n]) + b"\x86q" + bytes([n + 1]) for n in range(60))
+    with pytest.raises(DataError, match="not a readable pickle"):
+        reading.unpickle(b"\x80\x02}K\x01\x85q\x00" + pairs + b"K\x01s.", "attack")
+    with pytest.raises(DataError, match="has a set"):
+        reading.unpickle(pickle.dumps({b"data": {1, 2}}, 4), "attack")
+
+
 def test_a_pickle_cannot_change_the_reader() -> None:
     # BUILD with a pair sets attributes on any object, here on the substitute of numpy.dtype
     attack = b"\x80\x02cnumpy\ndtype\n(N}U\x0c__setstate__Nstb."

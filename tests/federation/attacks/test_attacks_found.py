@@ -157,17 +157,27 @@ def test_requests_that_spend_at_the_same_time_share_one_limit(
     assert len(Ledger(tmp_path).releases()) == 1
 
 
+@pytest.mark.parametrize("by", ["missing", "time"])
 @pytest.mark.parametrize(("present", "is_answered"), [(1, False), (4, False), (5, True)])
-def test_a_contract_does_not_choose_a_few_rows(present: int, is_answered: bool, tmp_path: Path) -> None:
-    """Without the rows that lack a rare value, a node trained on one row, and its upload was that row's gradient."""
+def test_a_contract_does_not_choose_a_few_rows(
+    present: int, is_answered: bool, by: str, tmp_path: Path
+) -> None:
+    """Without the rows that lack a rare value, a node trained on one row, and its upload was that row's gradient.
+
+    So it was with a time that is the same for all rows but one: then the later ones are test rows.
+    """
     files = {}
-    for part in ("data", "test"):
-        rows = [{**row, "lab": 3.5 if n < present else ""} for n, row in enumerate(rows_of("north"))]
+    for part in ("data", "test") if by == "missing" else ("data",):
+        rows: list[dict[str, Any]] = [
+            {**row, "lab": 3.5 if n < present or by == "time" else "", "day": int(n >= present)}
+            for n, row in enumerate(rows_of("north"))
+        ]
         files[part] = str(write_rows(tmp_path / f"{part}.csv", rows))
     config = knowing({**files, "state-dir": str(tmp_path / "state")})
     columns = (Column(name=name, type="number", mean=0.0, deviation=1.0) for name in ("age", "lab"))
     target = Column(name="outcome", type="category", categories=("ill", "well"))
-    contract = Contract(missing="drop", columns=tuple(columns), targets=(target,))
+    how: dict[str, Any] = {"missing": "drop"} if by == "missing" else {"time": "day"}
+    contract = Contract(columns=tuple(columns), targets=(target,), **how)
     run_config = {
         "run.clients": 1,
         "session.run": "test",

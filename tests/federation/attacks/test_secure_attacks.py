@@ -243,6 +243,28 @@ def test_a_second_sum_that_leaves_out_rows_is_refused(summed: Nodes) -> None:
     Malicious(allowed, run="second", config=fewer).total(ALL)
 
 
+def test_an_algorithm_that_holds_one_row_out_is_refused(nodes: Nodes) -> None:
+    """`holdout` of kNN-Per: every so manieth sample, of as many as the largest member has the last one alone."""
+    arrays = {n: np.load(nodes[n]["data"]) for n in ALL}
+    largest = max(ALL, key=lambda n: len(arrays[n]["y"]))
+    size = len(arrays[largest]["y"])
+    config = {"algorithm.name": "knn_per", "model.name": "linear", "model.width": 0, "run.batch": size}
+    config |= {"optimizer.name": "sgd", "algorithm.weights": "equal", "algorithm.samples": 5}
+    every, but_one = (config | {"algorithm.holdout": count} for count in (0, size))
+    whole = Malicious(nodes, config=every).total(ALL)
+    second = Malicious(nodes, run="second", config=but_one)
+    with pytest.raises(WireError, match=f'"but samples at multiples of {size}" are asked for'):
+        second.total(ALL)
+    assert second.asked[-1] == ("masked", 0)
+    allowed = {n: options | {secure_memory.CHANGES: 1} for n, options in nodes.items()}
+    asked = Malicious(allowed, run="third", config=but_one)
+    entries = asked.settings.task.classes * 64
+    difference = (asked.total(ALL) - whole)[:entries].reshape(-1, 64)
+    row = arrays[largest]["x"][-1].reshape(1, 64)
+    found = np.abs(np.corrcoef(difference, row)[-1, :-1]).max()
+    assert found > 0.9  # what the refusal is for
+
+
 def test_the_settings_that_leave_out_rows() -> None:
     """Also those that decide which rows are test rows. Another column or target is another model, which is allowed."""
     target = Column(name="outcome", type="category", categories=("ill", "well"))
@@ -270,6 +292,10 @@ def test_the_settings_that_leave_out_rows() -> None:
     backwards = {"run.validation": 0.2, "samples.classes": ["well", "ill"]}
     assert rows("fill", run=backwards).endswith("in the order well, ill")
     assert rows("fill", split=1) == "split 1"
+    assert rows("fill", run={"algorithm.name": "fedpoe"}) == "but samples at multiples of 5"
+    assert rows("fill", run={"algorithm.name": "fedpoe", "algorithm.holdout": 0}) == ""
+    trusting = {"algorithm.name": "copfl", "algorithm.trust": "held_out"}
+    assert rows("fill", run=trusting) == "but samples at multiples of 5"
     assert rows("fill", time="day") == "before the last by day"
     assert rows("drop", group="lab") == "complete in age, lab, outcome; together by lab"
 

@@ -73,6 +73,19 @@ def test_an_invitation_survives_its_file_and_no_change() -> None:
             invitations.read(content)
 
 
+@pytest.mark.parametrize("name", ["address", "federation", "nonce", "issued", "expires", "site"])
+def test_no_field_of_an_invitation_writes_a_line(name: str) -> None:
+    """Of the certificate alone: errors have the address, and the terminal of the owner would have what follows it."""
+    own = written().invitation
+    value = getattr(own, name)
+    lines = f"server:1\nThe words are right\n{value}" if name == "address" else f"{value}\n"
+    changed: dict[str, Any] = {name: lines}
+    forged = dataclasses.replace(own, **changed)
+    document = invitations.SignedInvitation(forged, KEY.sign(invitations._invites(forged))).document
+    with pytest.raises(UsageError, match="no invitation that can be used"):
+        invitations.read(document)
+
+
 def test_a_forged_invitation_has_other_words() -> None:
     """Who signs with a key of his own makes a valid file: the words on the telephone are what stops it."""
     own = written()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from copfl.errors import UsageError, WireError
-from copfl.federation.protocol import secure_graph, secure_sum
+from copfl.federation.protocol import secret_sharing, secure_graph, secure_sum
 from copfl.federation.protocol.secure_sum import Floats, MaskedSum, Rules, Secrets, neighbours, quantised
 from tests.slow import slow
 
@@ -208,6 +209,37 @@ def test_a_wrong_share_is_found() -> None:
         server.total(revealed)
     with pytest.raises(WireError, match="expected 250"):
         server.add(0, b"\0" * 10, 50)
+
+
+# A public key on a curve that no library has.
+UNKNOWN_CURVE = (
+    b"-----BEGIN PUBLIC KEY-----\n"
+    + base64.b64encode(bytes.fromhex("3032301006072a8648ce3d020106052b81040006031e0004") + bytes([1]) * 28)
+    + b"\n-----END PUBLIC KEY-----\n"
+)
+
+
+@pytest.mark.parametrize("key", [UNKNOWN_CURVE, b"", b"-----BEGIN PUBLIC KEY-----\n", b"\xff" * 300])
+def test_a_key_of_no_use_is_one_error(key: bytes) -> None:
+    """The server meets the key of one corrupt member when it removes the masks of another, which left."""
+    rules, values = Rules(clients=10), vectors(10)
+    begun = {n: secure_sum.begin(n) for n in values}
+    keys = {n: public for n, (_, public) in begun.items()} | {1: begun[1][1]._replace(masking=key)}
+    server = MaskedSum(rules, keys, neighbours(sorted(values), 0), {}, {})
+    secrets: dict[int, Secrets] = {}
+    for n in values:
+        secrets[n], sealed = secure_sum.share(begun[n][0], server.keys_for(n), rules)
+        server.sealed[n] = sealed if n != 1 else {0: sealed[0]}  # so that nobody else uses its key
+        server.commitments[n] = secure_sum.commitment(secrets[n].seed)
+    for n in range(1, 10):
+        words = quantised(values[n], rules)
+        secrets[n], content = secure_sum.mask(secrets[n], server.sealed_for(n), words, rules, b"")
+        server.add(n, content, len(words))
+    revealed = {n: secure_sum.reveal(secrets[n], server.survivors, rules) for n in range(2, 10)}
+    with pytest.raises(WireError, match="cannot be used"):
+        server.total(revealed)
+    with pytest.raises(WireError, match="cannot be used"):
+        secret_sharing.agreed_key(secret_sharing.new_key(), key)
 
 
 def test_secrets_survive_their_file() -> None:

@@ -14,6 +14,7 @@ import torch
 import copfl
 from copfl import wire
 from copfl.algorithms import ALGORITHMS
+from copfl.algorithms.fedavg import FedAvg
 from copfl.core import tree
 from copfl.core.evaluation import vectors_of
 from copfl.data.clients.federation import FederatedData
@@ -287,6 +288,12 @@ def not_finite(packet: Packet) -> Packet:
     return forged(Packet(packet.head, save(tensors)))
 
 
+def nested(packet: Packet, depth: int) -> Packet:
+    """The packet with an unknown field of so many tables within each other."""
+    deep = '{"a":' * depth + "1" + "}" * depth
+    return Packet(packet.head.replace('"about":{', f'"about":{{"deep":{deep},', 1), packet.body)
+
+
 old: list[Packet] = []
 
 
@@ -298,6 +305,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "corrupted": (lambda p: Packet(p.head, p.body[:-1] + bytes([p.body[-1] ^ 1])), "damaged on its way"),
     "truncated": (lambda p: Packet(p.head, p.body[: len(p.body) // 2]), "damaged on its way"),
     "headless": (lambda p: Packet("", p.body), "head cannot be read"),
+    "deep": (lambda p: nested(p, 64), "deeper than 64 levels"),
     "version": (lambda p: forged(p, format=2), "format 2"),
     "model": (lambda p: forged(p, layout="0123"), "its layout is '0123'"),
     "run": (lambda p: forged(p, run="other"), "its run is 'other'"),
@@ -336,6 +344,36 @@ def test_a_bad_upload_is_refused_and_recorded_and_the_run_continues(
         "round-000000.copfl",
         "round-000002.copfl",
     ]
+
+
+def test_numbers_that_give_no_model_are_no_result(
+    federation: FederatedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server's step may have no solution for numbers of one client: the next round begins at the model before."""
+    honest, calls = FedAvg.server_update, list[int]()
+
+    def unsolvable(self: Any, task: Any, server: Any, total: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            torch.linalg.cholesky(torch.full((2, 2), -1.0))
+        after, metrics = honest(self, task, server, total)
+        return (after._replace(w=after.w * torch.inf) if len(calls) == 3 else after), metrics
+
+    monkeypatch.setattr(FedAvg, "server_update", unsolvable)
+    nodes = write_nodes(federation, tmp_path / "n")
+    config = for_algorithm("fedavg") | {"run.rounds": 4, "run.eval_every": 1}
+    records, server, log, transport = play(config, nodes, tmp_path / "runs")
+    assert [r["clients"] for r in records] == [[0, 1, 2], [], [], [0, 1, 2]]
+    assert "give no model" in records[1]["why"]["0"]
+    assert "would not be finite" in records[2]["why"]["2"]
+    assert sum("has no result" in line for line in log) == 2
+    down = [p.body for _, request, p in transport.sent if request == TRAIN]
+    assert down[3] == down[6] == down[9]  # what a client receives in the second, third and fourth round
+    monkeypatch.undo()
+    undisturbed = play(
+        config | {"run.rounds": 1}, write_nodes(federation, tmp_path / "m"), tmp_path / "other"
+    )
+    assert farthest(undisturbed.server, server) > 0
 
 
 def test_a_node_whose_own_model_breaks_declines_as_in_the_simulation(

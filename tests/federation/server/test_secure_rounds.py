@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from copfl import wire
 from copfl.algorithms import ALGORITHMS
 from copfl.core.algorithm import received
 from copfl.errors import UsageError, WireError
@@ -52,6 +53,13 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Three nodes, whose state is separate in each run."""
     torch.set_num_threads(1)
     return write_nodes(digits(), tmp_path_factory.mktemp("nodes"))
+
+
+def forged(packet: Packet, **fields: Any) -> Packet:
+    """The packet with other fields and a checksum that fits them."""
+    head = {**json.loads(packet.head), **fields}
+    del head["sha256"]
+    return Packet(wire._canonical({**head, "sha256": wire._checksum(head, packet.body)}), packet.body)
 
 
 def kind(packet: Packet) -> str:
@@ -290,6 +298,25 @@ def test_a_sum_that_honest_clients_do_not_give_is_no_result(
     assert after.records[0]["clients"] == [0, 1, 2]  # honest nodes go on
     assert after.records[0]["mean"]["accuracy"] >= first["mean"]["accuracy"] - 0.1
     assert "failed" not in after.records[0]["secure_aggregation"]
+
+
+def test_metrics_beside_a_masked_vector_count_nowhere(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
+    """They are in the sum, where they are checked: beside it one member could report what it likes."""
+
+    def fault(client: int, _round: int, packet: Packet) -> Packet:
+        if client or kind(packet) != "masked":
+            return packet
+        head = json.loads(packet.head)
+        about = head["about"] | {"metrics": {"accuracy": -13.4, "auc": 0.99}, "note": "a note"}
+        return forged(packet, about=about)
+
+    config = SECURE | {"session.run": "beside", "run.rounds": 1}
+    (record,) = play(config, nodes, tmp_path, fault).records
+    assert record["clients"] == [0, 1, 2]
+    assert record["per_client"].keys() == {"bytes_up", "bytes_down"}
+    assert 0 < record["mean"]["accuracy"] < 1
+    assert "auc" not in record["mean"]
+    assert record["notes"] == {"0": "a note"}
 
 
 # -- a curious server ----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 
 import copfl
 from copfl.data.contract.agreed_encoders import Encoders
@@ -26,7 +27,7 @@ from copfl.federation.protocol.app_folder import read_app
 from copfl.federation.protocol.chained_log import verified
 from copfl.federation.protocol.proposal import KEY
 from copfl.federation.protocol.settings import settings_of
-from copfl.federation.protocol.statistics import like_centres, terms_of
+from copfl.federation.protocol.statistics import like_centres, terms_of, vector_of
 from copfl.federation.server.agreement import FILE as CONTRACT_FILE
 from copfl.federation.server.agreement import contract_at, freeze
 from copfl.federation.server.folder import ServerFolder
@@ -100,6 +101,14 @@ def test_plain_sums_give_the_encoders_of_the_pooled_table(
         left = [line["left"] for line in log.lines]
         assert left == [["number"], ["statistics", "categories"], ["statistics"]]
         assert {line["run"] for line in log.lines} == {"first"}
+
+
+@pytest.mark.parametrize("number", [1e101, -1e308])
+def test_sums_that_no_table_gives_are_refused(number: float) -> None:
+    """Of finite sums the mean may be infinite, and all members would refuse the second pass."""
+    with pytest.raises(WireError, match="larger than any table's"):
+        vector_of(torch.tensor([5.0, number], dtype=torch.float64))
+    assert vector_of(torch.tensor([5.0, 1e60], dtype=torch.float64))[1] == 1e60
 
 
 def test_secure_sums_give_them_to_the_step(nodes: list[dict[str, Any]], tmp_path: Path) -> None:

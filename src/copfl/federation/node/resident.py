@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from copfl.core.task import Data
+from copfl.data.contract.contract import Contract
 from copfl.data.samples import shape_of
 from copfl.errors import CopflError, DataError, UsageError, raised_as
 from copfl.federation.node import secure_update, statistics
@@ -121,7 +122,7 @@ class Resident:
             data = node_data(settings, node)
             _require_batch(node.policy.bounds, settings, data.train)
             self._data = key, data
-        _require_rows(node.policy.statistics, self._data[1])
+        _require_rows(node.policy.statistics, settings, self._data[1])
         return self._data[1]
 
 
@@ -141,13 +142,20 @@ def _require_batch(bounds: RequestBounds, settings: TrainingSettings, train: Dat
         require_size(bounds, run.model, run.adapter, shape, samples.outputs, batch)
 
 
-def _require_rows(statistics: StatisticsRules, data: NodeData) -> None:
-    """DataError if the contract chooses so few of the node's rows that an upload would reveal them."""
-    if data.left_out and int(data.train.size) < statistics.smallest_count:
+def _require_rows(statistics: StatisticsRules, settings: TrainingSettings, data: NodeData) -> None:
+    """DataError if the contract chooses so few of the node's rows that an upload would reveal them.
+
+    It chooses by columns that lack values, and by those that say which rows are before the test rows, or with them.
+    """
+    if int(data.train.size) >= statistics.smallest_count:
+        return
+    text = settings.federation.samples.contract
+    contract = Contract.read(text) if text else None
+    if data.left_out or (contract is not None and (contract.group or contract.time)):
         raise DataError(
-            f"fewer than {statistics.smallest_count} rows to train on have a value in every column of the data "
-            "contract, and an upload would reveal them; fill missing values, or leave such a column out "
-            "[statistics.smallest_count]"
+            f"the data contract leaves fewer than {statistics.smallest_count} rows to train on, by columns that lack "
+            "values, a group or a time, and an upload would reveal them; fill missing values, or leave such a column "
+            "out [statistics.smallest_count]"
         )
 
 

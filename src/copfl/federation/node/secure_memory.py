@@ -21,6 +21,7 @@ from copfl.federation.protocol.files import stored, write_json
 from copfl.settings.federation import Federation
 
 FILE = "sums.json"
+HELD_OUT = 5  # CO-PFL's every so manieth sample, see `core.batches.training_split`
 CHANGES = "cohort-changes"  # key of the node's configuration
 
 
@@ -77,8 +78,8 @@ class SumHistory(tuple[RememberedSum, ...]):
         if self[-1].rows != rows:
             return WireError(
                 f'of this node\'s data the rows "{self[-1].rows or "all"}" were added up, and "{rows or "all"}" are '
-                "asked for: the difference of two sums over different rows reveals them; keep missing values and "
-                f"validation as they were, or ask the node's owner to set {CHANGES}={changes}"
+                "asked for: the difference of two sums over different rows reveals them; keep missing values, "
+                f"validation and what is held out as they were, or ask the node's owner to set {CHANGES}={changes}"
             )
         before = ", ".join(dict.fromkeys(fingerprint(added.cohort) for added in self))
         return WireError(
@@ -99,7 +100,7 @@ def rows_of(federation: Federation, client: int) -> str:
         federation: Its settings.
         client: The number of the node's client, which decides on the draw of validation rows.
     """
-    run, samples = federation.run.run, federation.samples
+    run, samples, options = federation.run.run, federation.samples, federation.run.algorithm.arguments
     contract = Contract.read(samples.contract) if samples.contract else None
     choices = []
     if run.validation:
@@ -112,6 +113,9 @@ def rows_of(federation: Federation, client: int) -> str:
         names = list(samples.names) or ([] if is_open else [str(number) for number in range(samples.outputs)])
         if samples.kind == CLASSIFICATION and names != sorted(names):
             choices.append(f"in the order {', '.join(names)}")
+    # What an algorithm never trains on: every so manieth sample, which may be one alone.
+    if every := options.get("holdout") or (HELD_OUT if options.get("trust") == "held_out" else 0):
+        choices.append(f"but samples at multiples of {every}")
     of_table = "" if contract is None else choices_of(contract)
     return "; ".join(filter(None, [*choices, of_table]))
 

@@ -100,9 +100,10 @@ class Transport(Protocol):
 
 
 def parsed(head: str) -> dict[str, Any]:
-    """The fields of a JSON object; none if the text is not one."""
+    """The fields of a JSON object; none if the text is not one, or deeper than any of copfl's."""
     try:
         fields = json.loads(head)
+        foreign.require_shallow(fields)
     except (ValueError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}

@@ -54,13 +54,14 @@ def agreed_key(private: bytes, public: bytes) -> bytes:
         private: The private key of one party, as PEM.
         public: The public key of the other party, as PEM; another machine's.
     """
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
     from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
     unusable = "a key of another client cannot be used"
-    with raised_as(WireError, unusable, ValueError, TypeError, AttributeError):
+    with raised_as(WireError, unusable, ValueError, TypeError, AttributeError, UnsupportedAlgorithm):
         private_key, public_key = load_pem_private_key(private, None), load_pem_public_key(public)
         secret = private_key.exchange(ec.ECDH(), public_key)  # type: ignore[union-attr, call-arg, arg-type]
     return HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=None).derive(secret)

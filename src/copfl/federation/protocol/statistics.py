@@ -22,6 +22,7 @@ from copfl.federation.protocol.settings import Terms, contract_of, federation_of
 KIND = "statistics"  # of a node's answer
 # Sums are of values in -1 to 1: rows up to 2**24, in steps of 2**-23.
 RANGE, BITS = 2.0**24, 48
+LARGEST = 1e100  # of a sum of squares: numbers of a table have 1e30 at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +87,8 @@ def like_centres(question: ContractQuestion) -> torch.Tensor:
 
 
 def vector_of(record: torch.Tensor) -> Vector:
-    """The numbers of a node's answer; WireError if one is none."""
+    """The numbers of a node's answer; WireError if one is none, or so large that no table gives it."""
     vector: Vector = np.asarray(record.numpy(), np.float64)
-    if not np.isfinite(vector).all():
-        raise WireError("its sums are not finite")
+    if not (np.abs(vector) <= LARGEST).all():  # of two finite ones the mean may be infinite, which all refuse
+        raise WireError("its sums are larger than any table's")
     return vector

@@ -25,7 +25,7 @@ from copfl.core.evaluation import is_evaluated
 from copfl.core.halves import DIFFERENCE, HALF
 from copfl.core.metrics import Metric
 from copfl.core.payload import innermost, nbytes
-from copfl.errors import CopflError, WireError
+from copfl.errors import CopflError, WireError, raised_as
 from copfl.experiment import final
 from copfl.experiment.analysis import evidence
 from copfl.experiment.final import FinalEvaluation
@@ -51,6 +51,8 @@ LARGEST_VALUE = 1e12  # of a metric, or an entry of an upload
 MOST_SAMPLES = 1e9  # of one client
 MAX_METRICS = 100  # metrics of a node that the server records
 OWN = (HALF, DIFFERENCE, SAMPLES)  # names that are the server's, and no node's to report
+# What a server's step raises on numbers that no training gives, such as a system of equations without a solution.
+UNSOLVABLE = (RuntimeError, ValueError, ArithmeticError, IndexError)
 LARGEST = sys.float_info.max  # an integer in JSON may have hundreds of digits
 
 
@@ -100,11 +102,14 @@ class TrainingServer:
             now = self.exchange.collect(self.round, selected, self)
             before, metrics = self.state, dict[str, torch.Tensor]()
             if now.total is not None:
-                with torch.no_grad():
-                    total = tree.narrow(now.total, now.dtypes)
-                    self.state, metrics = self.algorithm.server_update(self.task, before, total)
-                if now.half is not None:
-                    self._compare_halves(now, before, total)
+                total = tree.narrow(now.total, now.dtypes)
+                try:
+                    self.state, metrics = self._stepped(total)
+                except WireError as error:  # numbers of one member may give no model, one by one unremarkable
+                    self._leave_without_result(now, str(error))
+                else:
+                    if now.half is not None:
+                        self._compare_halves(now, before, total)
             if isinstance(self.algorithm, Private):
                 metrics |= self._epsilons(self.algorithm, len(now.reports))
             self.counted |= dict.fromkeys(now.reports, now.number)
@@ -130,6 +135,24 @@ class TrainingServer:
             )
             yield record
         self._evaluate_the_others()
+
+    def _stepped(self, total: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+        """The server's record after its step by a total, and metrics; WireError if the total gives no model."""
+        none = (
+            "the numbers that were added up give no model ({}); a member may have sent others than its update"
+        )
+        with torch.no_grad(), raised_as(WireError, none, *UNSOLVABLE):
+            after, metrics = self.algorithm.server_update(self.task, self.state, total)
+        if not all(bool(torch.isfinite(t).all()) for t in tree.leaves(after) if t.is_floating_point()):
+            raise WireError("the model would not be finite after this sum")
+        return after, metrics
+
+    def _leave_without_result(self, now: ServerRound, why: str) -> None:
+        """Leaves all out of a round, so that they go on from the model before it."""
+        text = f"round {now.number + 1} has no result: {why}"
+        self.log(text, Event.NO_RESULT, round=now.number + 1, reason=printable(why))
+        now.failures |= dict.fromkeys(now.reports, why)
+        now.reports, now.total, now.per_client = {}, None, {}
 
     def _evaluate_the_others(self) -> None:
         """Asks the members that no round evaluated for the metrics of the model that each gets.
@@ -329,12 +352,10 @@ class TrainingServer:
 
         Of a model that begins at zero each entry may change by 1 at first.
         """
+        after, _ = self._stepped(total)
         with torch.no_grad():
-            after, _ = self.algorithm.server_update(self.task, self.state, total)
             clients = torch.tensor(0)
             before, later = (_model_of(received(self.algorithm, s, clients)) for s in (self.state, after))
-        if not all(bool(torch.isfinite(t).all()) for t in tree.leaves(after) if t.is_floating_point()):
-            raise WireError("the model would not be finite after this sum")
         changes = [line["secure_aggregation"].get("change", 0.0) for line in self.folder.rounds()]
         norm, change = float(before.norm()), float((later - before).norm())
         usual = max([norm or math.sqrt(before.numel()), *changes])

@@ -235,3 +235,24 @@ def test_every_setting_of_a_run_is_a_keyword() -> None:
             f"write `{line}` into Settings of settings/arguments.py, for type checkers; copfl reads the schema"
         )
     assert not keywords.keys() & {"algorithm", "dataset", "out", "seeds"}
+
+
+def test_a_warning_points_at_the_line_that_called(tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match='the column "x0" alone predicts') as warned:
+        result = copfl.run("fedavg", FRAME, **COLUMNS, **ONE)
+    assert {one.filename for one in warned} == {__file__}
+    with pytest.warns(RuntimeWarning) as warned:
+        result.predict(FRAME.assign(x0=np.nan), client=0, missing="fill")
+    assert {one.filename for one in warned} == {__file__}
+
+
+def test_what_to_do_with_a_folder_is_said_in_python(tmp_path: Path) -> None:
+    result = copfl.run("fedavg", (X, Y), clients=2, **ONE)
+    run = result.save(tmp_path / "run")
+    for call, message in (
+        (lambda: result.save(run), rf"use `copfl.resume\('{run}'\)`"),
+        (lambda: copfl.load(run), 'name the model: client=3, client="its name", or client="global"'),
+        (lambda: copfl.resume(tmp_path / "none"), "as a run with out= writes it"),
+    ):
+        with pytest.raises(CopflError, match=message):
+            call()

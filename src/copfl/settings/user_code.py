@@ -11,7 +11,6 @@ import inspect
 import os
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +23,7 @@ from torch.utils.data import DataLoader
 from copfl.data import arrays
 from copfl.data.samples import Dataset
 from copfl.data.tables import frames
-from copfl.errors import COMMAND_LINE, CopflError, UsageError, unknown
+from copfl.errors import COMMAND_LINE, CopflError, UsageError, unknown, warn
 from copfl.kernels.draws import seeded
 from copfl.settings import named_code
 from copfl.settings.named_code import is_reference as is_reference
@@ -148,7 +147,7 @@ def _warn(text: str) -> None:
     if COMMAND_LINE in os.environ:
         print(f"copfl: warning: {text}", file=sys.stderr, flush=True)
     else:
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
+        warn(text)
 
 
 def takes(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -257,10 +257,10 @@ def as_dataset(user_data: Any, name: str = "own", **options: Any) -> Dataset:
     arrays_or_sets = list(user_data) if isinstance(user_data, tuple | list) else []
     if len(arrays_or_sets) == 2 and all(isinstance(p, tuple) and len(p) == 2 for p in arrays_or_sets):
         arrays_or_sets = [*arrays_or_sets[0], *arrays_or_sets[1]]
-    if len(arrays_or_sets) in (2, 4) and all(
-        isinstance(p, np.ndarray | Tensor | Mapping) for p in arrays_or_sets
-    ):
-        return arrays.from_arrays(*arrays_or_sets, name=name)
+    if len(arrays_or_sets) in (2, 4):
+        arrays_or_sets = [np.asarray(p) if _is_column(p) else p for p in arrays_or_sets]
+        if all(isinstance(p, np.ndarray | Tensor | Mapping) for p in arrays_or_sets):
+            return arrays.from_arrays(*arrays_or_sets, name=name)
     if not arrays_or_sets and _has_items(user_data):
         return arrays.from_torch(user_data, name=name)
     if len(arrays_or_sets) == 2 and all(map(_has_items, arrays_or_sets)):
@@ -271,6 +271,15 @@ def as_dataset(user_data: Any, name: str = "own", **options: Any) -> Dataset:
 def _is_data(value: object) -> bool:
     """Whether it may be the data of one client, and is no array of all of them."""
     return isinstance(value, Dataset | Mapping | tuple) or frames.is_frame(value) or _has_items(value)
+
+
+def _is_column(value: object) -> bool:
+    """Whether it is a Series, or rows in lists of Python."""
+    is_series = hasattr(value, "to_numpy") and getattr(value, "ndim", 0) == 1
+    is_list = (
+        isinstance(value, list) and bool(value) and isinstance(value[0], bool | int | float | str | list)
+    )
+    return is_series or is_list
 
 
 def _has_items(value: object) -> bool:

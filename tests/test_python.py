@@ -31,6 +31,7 @@ Y = (X[:, 0] > 0).astype(int)
 FRAME = pd.DataFrame({**{f"x{n}": X[:, n] for n in range(4)}, "y": Y, "site": np.arange(60) % 3})
 HEART = Path(datasets.__file__).parent / "embedded" / "heart.csv"
 ONE: dict[str, Any] = {"rounds": 1, "rivals": False}
+OF_NUMPY: dict[str, Any] = {**ONE, "rounds": np.int32(1), "clients": np.int64(2), "lr": np.float32(0.01)}
 COLUMNS: dict[str, Any] = {"target": "y", "client": "site"}
 
 
@@ -86,6 +87,37 @@ WORKS: dict[str, Callable[[], copfl.Result]] = {
     "a class of this module": lambda: copfl.run(Here, (X, Y), clients=2, **ONE),
     "a class of a cell": lambda: copfl.run(of_a_notebook(), (X, Y), clients=2, **ONE),
     "a name in place of a record": lambda: copfl.run(Run(algorithm="fedper"), (X, Y), clients=2, **ONE),  # type: ignore[arg-type]
+    "options in the name": lambda: copfl.run("fedprox:mu=0.1:lr=0.05", (X, Y), clients=2, **ONE),
+    "options in every name": lambda: copfl.run(
+        "fedavg",
+        (X, Y),
+        clients=2,
+        optimizer="sgd:momentum=0.9",
+        partition="dirichlet:alpha=0.5",
+        model="mlp:width=8",
+        server="momentum:lr=0.5",
+        **ONE,
+    ),
+    "numbers of numpy": lambda: copfl.run("fedavg", (X, Y), **OF_NUMPY),
+    "a device of torch": lambda: copfl.run(
+        "fedavg",
+        (X, Y),
+        clients=2,
+        device=torch.device("cpu"),  # type: ignore[arg-type]
+        **ONE,
+    ),
+    "lists": lambda: copfl.run("fedavg", (X.tolist(), Y.tolist()), clients=2, **ONE),
+    "a series": lambda: copfl.run("fedavg", (X, pd.Series(Y)), clients=2, **ONE),
+    "columns without names": lambda: copfl.run(
+        "fedavg",
+        pd.DataFrame(np.column_stack([X, Y])),
+        target=4,  # type: ignore[arg-type]
+        clients=2,
+        **ONE,
+    ),
+    "columns called own and site": lambda: copfl.run(
+        "fedavg", FRAME.rename(columns={"site": "own", "x0": "site"}), target="y", client="own", **ONE
+    ),
     "a server's step by name": lambda: copfl.run("fedavg", (X, Y), clients=2, server="momentum", **ONE),
 }
 
@@ -157,6 +189,44 @@ FAILS: dict[str, tuple[Callable[[], Any], str]] = {
     "seeds as a number": (lambda: copfl.compare("fedavg", seeds=3), r"name the seeds, as seeds=range\(3\)"),  # type: ignore[arg-type]
     "the seed of a comparison": (lambda: copfl.compare("fedavg", seed=3), "named apart"),
     "no field of a record": (lambda: Run(algorithm=3), "algorithm=3 must be a name, a mapping or"),  # type: ignore[arg-type]
+    "several methods": (
+        lambda: copfl.run("fedprox,fedavg"),
+        "a run has one algorithm, and 'fedprox,fedavg' names several; use copfl.compare",
+    ),
+    "an option of the data's division": (
+        lambda: copfl.run("fedavg", alpha=0.5),  # type: ignore[call-arg]
+        r"is an option of dirichlet, as partition=\{'name': 'dirichlet', 'alpha': 0.5\}",
+    ),
+    "a loss": (
+        lambda: copfl.run("fedavg", loss=lambda outputs, y: 0),  # type: ignore[call-arg]
+        r"is a setting of the table task: task=\{'loss': 'mymodule:myfunction'\}",
+    ),
+    "a loss without a name": (
+        lambda: copfl.run("fedavg", task={"loss": lambda outputs, y: 0}),
+        "task.loss is a function; name it: 'mymodule:myfunction'",
+    ),
+    "the metrics": (
+        lambda: copfl.run("fedavg", metrics=["auc"]),  # type: ignore[call-arg]
+        r"task=\{'metrics': \['auc'\]\}",
+    ),
+    "a function that divides": (
+        lambda: copfl.run("fedavg", partition=lambda data: [data]),  # type: ignore[arg-type]
+        "must be a name or a mapping of settings, or a copfl.data.clients.partition.Partition",
+    ),
+    "the column of an index": (
+        lambda: copfl.run("fedavg", FRAME.set_index("site"), **COLUMNS),
+        '"site" is the index of the data frame; pass it with .reset_index()',
+    ),
+    "an algorithm whose __init__ forgets": (
+        lambda: copfl.run(type("Mine", (FedAvg,), {"__init__": lambda self: None})),
+        "the algorithm Mine has no optimizer, as its __init__ leaves it out; make it a dataclass",
+    ),
+    "arrays in place of methods": (lambda: copfl.compare((X, Y)), r"pass it as dataset=\.\.\."),  # type: ignore[arg-type]
+    "a sweep of a name": (
+        lambda: copfl.sweep("fedprox", {"mu": [1]}),  # type: ignore[arg-type]
+        "over is str; pass values by setting",
+    ),
+    "a sweep over one value": (lambda: copfl.sweep({"lr": 0.1}), "over lr=0.1 is one value; pass several"),  # type: ignore[dict-item]
     "no data": (lambda: copfl.run("fedavg", None), "dataset is None; pass the name of a data set"),
 }
 
@@ -235,3 +305,53 @@ def test_every_setting_of_a_run_is_a_keyword() -> None:
             f"write `{line}` into Settings of settings/arguments.py, for type checkers; copfl reads the schema"
         )
     assert not keywords.keys() & {"algorithm", "dataset", "out", "seeds"}
+
+
+def test_a_setting_may_be_swept_by_its_keyword(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"seeds": range(1), "out": tmp_path, **ONE}
+    over: dict[str, Any] = {"mu": np.array([0.1, 1.0]), "clients": [2, 3]}
+    table = copfl.sweep(over, (X, Y), algorithm="fedprox", **how)
+    assert [row.label for row in table.rows] == [
+        f"mu={mu} run.clients={clients}" for mu in ("0.1", "1") for clients in (2, 3)
+    ]
+    assert repr(table.rows[0]).startswith("mu=0.1 run.clients=2 (sgd 0.1): accuracy ")
+
+
+def test_methods_may_be_a_generator_and_values_an_array(tmp_path: Path) -> None:
+    names = (name for name in ["fedavg", "local"])
+    how: dict[str, Any] = {"clients": 2, "seeds": np.arange(1), "out": tmp_path, **ONE}
+    how["tune"] = {"lr": np.logspace(-3, -1, 2)}
+    table = copfl.compare(names, (X, Y), **how)  # type: ignore[arg-type]
+    assert [row.label for row in table.rows] == ["fedavg", "local"]
+
+
+def test_a_choice_on_data_of_a_program_is_made_again(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"clients": 2, "rounds": 2, "budget": 8, "out": tmp_path, "rivals": False}
+    first, again = (copfl.choose(["fedavg", "local"], (X, Y), **how) for _ in range(2))
+    assert str(again) == str(first)
+
+
+def test_a_record_is_shown_in_a_line() -> None:
+    assert repr(Run(algorithm="fedper")) == "Run.of({'algorithm': {'name': 'fedper'}, 'run': {}})"  # type: ignore[arg-type]
+    assert repr(COMPLETE).startswith("Run of fedavg (adam 0.003, batches of 8) on digits: 10 clients")
+
+
+def test_a_warning_points_at_the_line_that_called(tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match='the column "x0" alone predicts') as warned:
+        result = copfl.run("fedavg", FRAME, **COLUMNS, **ONE)
+    assert {one.filename for one in warned} == {__file__}
+    with pytest.warns(RuntimeWarning) as warned:
+        result.predict(FRAME.assign(x0=np.nan), client=0, missing="fill")
+    assert {one.filename for one in warned} == {__file__}
+
+
+def test_what_to_do_with_a_folder_is_said_in_python(tmp_path: Path) -> None:
+    result = copfl.run("fedavg", (X, Y), clients=2, **ONE)
+    run = result.save(tmp_path / "run")
+    for call, message in (
+        (lambda: result.save(run), rf"use `copfl.resume\('{run}'\)`"),
+        (lambda: copfl.load(run), 'name the model: client=3, client="its name", or client="global"'),
+        (lambda: copfl.resume(tmp_path / "none"), "as a run with out= writes it"),
+    ):
+        with pytest.raises(CopflError, match=message):
+            call()

@@ -5,6 +5,7 @@ result = copfl.run("copfl", "digits")
 print(result.accuracy[-1].mean())
 """
 
+from sys import modules
 from typing import TYPE_CHECKING
 
 __version__ = "0.2.0"
@@ -61,7 +62,8 @@ def __getattr__(name: str) -> object:
         from importlib import import_module
 
         return getattr(import_module(_MODULES[name]), name)
-    raise AttributeError(f"module 'copfl' has no attribute {name!r}")
+    # With name and obj Python suggests the nearest public name.
+    raise AttributeError(f"module 'copfl' has no attribute {name!r}", name=name, obj=modules[__name__])
 
 
 def __dir__() -> list[str]:

@@ -6,6 +6,7 @@ CopflError            the user can fix it; the command line prints its message a
 ├── RunError          a run folder that is missing, damaged, in use, or of another run
 └── WireError         a message that is damaged, or of another run, round, model or version
 Stopped               by Ctrl-C; its message explains how to continue
+CopflWarning          what the user should know about a result, at the user's line
 
 A message states what was wrong with the input, what is allowed, and what to do.
 """
@@ -14,7 +15,10 @@ import contextlib
 import difflib
 import importlib
 import os
+import sys
+import warnings
 from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 # The packages of each extra that a user needs; those that develop copfl have others.
@@ -52,6 +56,10 @@ class RunError(CopflError):
 
 class WireError(CopflError):
     """A message that is damaged, or of another run, round, model or version."""
+
+
+class CopflWarning(RuntimeWarning):
+    """What the user should know about the data, the training or a result."""
 
 
 AGAIN = "the same command continues from here"
@@ -135,6 +143,47 @@ def option(name: str) -> str:
         name: Its name in Python.
     """
     return f"--{name.replace('_', '-')}" if COMMAND_LINE in os.environ else f"{name}="
+
+
+def in_words(of_command_line: str, of_python: str) -> str:
+    """What the user reads: the first on the command line, the second in Python."""
+    return of_command_line if COMMAND_LINE in os.environ else of_python
+
+
+def to_resume(folder: object) -> str:
+    """How to continue a run, as the user writes it: `copfl resume runs/a`, in Python `copfl.resume('runs/a')`.
+
+    Args:
+        folder: Of the run.
+    """
+    return in_words(f"`copfl resume {folder}`", f"`copfl.resume({str(folder)!r})`")
+
+
+def to_repeat(folder: object, **settings: object) -> str:
+    """How to run the settings of a run folder again, as the user writes it.
+
+    Args:
+        folder: Of the run.
+        settings: Of [run], that are other ones.
+    """
+    path = f"{folder}/run.toml"
+    words = "".join(f" --set run.{name}={str(value).lower()}" for name, value in settings.items())
+    layer = f", {{'run': {settings}}}" if settings else ""
+    in_python = f"`copfl.run(copfl.complete(tomllib.load(open({path!r}, 'rb')){layer}))`"
+    return in_words(f"`copfl run -c {path}{words}`", in_python)
+
+
+def warn(text: str) -> None:
+    """A CopflWarning at the line of the user that called copfl.
+
+    Args:
+        text: What the user should know.
+    """
+    ours = (str(Path(__file__).parent), contextlib.__file__)
+    frame, level = sys._getframe(), 1  # Python 3.12 has skip_file_prefixes
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, CopflWarning, stacklevel=level)
 
 
 def library(name: str, why: str = "") -> Any:

@@ -60,7 +60,7 @@ def write_with(
             part.unlink(missing_ok=True)
         raise RunError(
             f"cannot write {path}: {error.strerror or error}; free some space or name another folder, "
-            "then run again, or `copfl resume` if rounds are done"
+            "then run again, or resume the run if rounds are done"
         ) from error
 
 

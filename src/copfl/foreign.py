@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from copfl.errors import RunError, raised_as
+from copfl.errors import RunError, raised_as, to_resume
 
 T = TypeVar("T")
 
@@ -113,7 +113,7 @@ def of_run(path: Path, parse: Callable[[Any], T]) -> T | None:
     """
     if not path.is_file():
         return None
-    damaged = f"cannot read {path} ({{}}); delete it, and `copfl resume {path.parent}` makes it again"
+    damaged = f"cannot read {path} ({{}}); delete it, and {to_resume(path.parent)} makes it again"
     with raised_as(RunError, damaged, OSError, *DAMAGE):
         return parse(read_json(path))
 

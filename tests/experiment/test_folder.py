@@ -146,7 +146,9 @@ def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(tmp_path: Pa
 
 def test_a_run_is_not_written_over(run: Path) -> None:
     before = files(run)
-    with pytest.raises(RunError, match=f"already contains a run; use `copfl resume {run}`, or name another"):
+    with pytest.raises(
+        RunError, match=f"already contains a run; use `copfl.resume\\('{run}'\\)`, or name another"
+    ):
         copfl.run("copfl", **TINY, out=run)
     assert files(run) == before
 
@@ -234,7 +236,7 @@ def test_damage_is_found_and_named(run: Path, name: str, damage: Callable[[Path]
 def test_a_changed_run_file_is_another_run(run: Path) -> None:
     text = (run / "run.toml").read_text()
     (run / "run.toml").write_text(re.sub(r"lr = .*", "lr = 0.5", text))
-    with pytest.raises(RunError, match=r"the settings of .* are not those of its checkpoint.*copfl run -c"):
+    with pytest.raises(RunError, match=r"the settings of .* are not those of its checkpoint.*copfl.run\("):
         copfl.resume(run, rounds=5)
     (run / "run.toml").write_text(text.replace("checkpoint_every = 2", "checkpoint_every = 1"))
     assert len(copfl.resume(run).records) == 3

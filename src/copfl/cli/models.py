@@ -33,10 +33,10 @@ Missing = Annotated[
 
 def _chosen(path: Path, client: str | None, of_server: bool, before_training: bool) -> "Bundle":
     """The model that the path and the options name."""
-    from copfl.experiment.bundle.places import OF_SERVER, located, of_node
+    from copfl.experiment.bundle.places import CLIENT_OR_GLOBAL, OF_SERVER, located, of_node
 
     if client is not None and of_server:
-        raise UsageError("name the model: --client NUMBER (or the client's name), or --global, and not both")
+        raise UsageError(f"name the model: {CLIENT_OR_GLOBAL}, and not both")
     if before_training and client is None:
         raise UsageError("--before-training is about a client's model in a run folder; name it with --client")
     if (path / "pyproject.toml").is_file():  # the folder of a federation's server

@@ -44,6 +44,7 @@ from copfl.comparison.rows.entries import (
     described,
     entries_of,
     modules_of,
+    rows_of,
 )
 from copfl.comparison.rows.entry_settings import (
     RowSettings,
@@ -53,17 +54,17 @@ from copfl.comparison.rows.entry_settings import (
     settings_of,
     with_optimizer,
 )
-from copfl.comparison.rows.spaces import Space, cells, grid_of, space_of
+from copfl.comparison.rows.spaces import EXAMPLE, Space, cells, check_by_setting, grid_of, space_of
 from copfl.comparison.rows.suitability import reasons
 from copfl.core.algorithm import AnyAlgorithm
-from copfl.errors import UsageError, at_least, unknown
+from copfl.errors import UsageError, at_least, in_words, unknown
 from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
 from copfl.experiment.result import Experiment
 from copfl.settings import arguments, named_code
-from copfl.settings.checking import unknown_key
+from copfl.settings.checking import parameters_of, unknown_key
 from copfl.settings.complete import complete
-from copfl.settings.components import OPTIMIZERS
+from copfl.settings.components import OPTIMIZERS, factory_of
 from copfl.settings.schema import KINDS
 from copfl.stats import Difference, for_all
 from copfl.tables import capital
@@ -117,24 +118,25 @@ def compare(
         log: Gets a line about each step.
         forecast: Is kept up to date, for a caller that shows the time that is left.
     """
-    named_code.name(code, modules_of(entries))
-    rows = entries_of(entries)
+    named = rows_of(entries)
+    named_code.name(code, modules_of(named))
+    rows = entries_of(named)
     base = with_optimizer(common_of(dataset, settings))
     log = log or (lambda line: None)
-    seeds, named = check_seeds(seeds), space_of(tune or {}, "tune")
+    seeds, space = check_seeds(seeds), space_of(tune or {}, "tune")
     tune_seeds = check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "tune_seeds")
-    _checked(rows, base, named, last, jobs)
-    check_own("tune", named)
-    tries = tuning.trials_of(named, trials)
+    _checked(rows, base, space, last, jobs)
+    check_own("tune", space)
+    tries = tuning.trials_of(space, trials)
     plan = tuning.ComparisonPlan(Path(out), seeds, tune_seeds, validation, last)
     settled, spaces_of = list[RowSettings](), dict[str, Space]()
     for entry in rows:
         row = settings_of(entry, base)
-        space = tuning.space_of_row(row, base, None if tune is None else named)
-        for cell in cells(space):  # an error now, and not after the tuning
+        tried = tuning.space_of_row(row, base, None if tune is None else space)
+        for cell in cells(tried):  # an error now, and not after the tuning
             complete(*row.with_settings(cell))
         settled.append(row)
-        spaces_of[row.label] = space
+        spaces_of[row.label] = tried
     first = [*settled[0].layers, {"run": {"seed": seeds[0]}}, suitability.CHECK if executor else {}]
     experiment = prepare(complete(*first), validation=validation if any(spaces_of.values()) else 0.0)
     settled, remarks = _suitable(settled, experiment)
@@ -207,8 +209,8 @@ def sweep(
         log: Gets a line about each step.
         forecast: Is kept up to date, for a caller that shows the time that is left.
     """
+    check_by_setting(over, "over")
     named_code.name(code, modules_of([algorithm]))
-    seeds, grid = check_seeds(seeds), grid_of(over, "over")
     base = common_of(dataset, settings)
     options = base.pop("algorithm", {})
     one, *others = entries_of([options.pop("name", algorithm)])
@@ -217,9 +219,14 @@ def sweep(
             f"a sweep is of one algorithm, and {algorithm} names {1 + len(others)}; use compare for several"
         )
     name = one.name
+    own = parameters_of(factory_of("algorithm", name), ("optimizer",))  # they need no table
+    over = {f"{name}.{key}" if key in own else key: tried for key, tried in over.items()}
+    seeds, grid = check_seeds(seeds), grid_of(over, "over")
     base[name] = {**options, **one.settings.get("algorithm", {}), **base.get(name, {})}
     if not grid:
-        raise UsageError("there is nothing to sweep over; name values, such as copfl.rate=0.05,0.25")
+        raise UsageError(
+            f"there is nothing to sweep over; name values, such as {in_words('copfl.rate=0.05,0.25', EXAMPLE)}"
+        )
     if ("run", "seed") in grid:
         raise UsageError("over run.seed: the table is of means over seeds, which are named apart (seeds)")
     rows = [Entry(name, described(cell, name, "algorithm", "optimizer"), cell) for cell in cells(grid)]

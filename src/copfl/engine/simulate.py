@@ -5,7 +5,6 @@
 
 import gc
 import math
-import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -37,7 +36,7 @@ from copfl.engine.mapping import Chunk, ChunkResult, Group, Mapping, run_chunk
 from copfl.engine.rounds import Ids, ModelKeeper, Round, State, Store, Values
 from copfl.engine.sizes import groups_of
 from copfl.engine.store import DiskStore, MemoryStore
-from copfl.errors import RunError, at_least, fraction_of, one_of
+from copfl.errors import RunError, at_least, fraction_of, one_of, warn
 
 
 class Simulation(NamedTuple):
@@ -255,7 +254,7 @@ class InProcess:
                 message = (
                     f"the GPU is out of memory with {batched} clients batched; from now on {self.chunk} are"
                 )
-                warnings.warn(message, RuntimeWarning, stacklevel=1)
+                warn(message)
                 continue
             left = left[len(chunk_ids) :]
             yield result

@@ -80,7 +80,7 @@ class DiskStore:
         except OSError as error:
             raise RunError(
                 f"cannot store the clients' records in {self.path}: {error.strerror or error}; free some "
-                "space or name another folder, then run again, or `copfl resume` if rounds are done"
+                "space or name another folder, then run again, or resume the run if rounds are done"
             ) from error
 
     def rows(self, ids: Tensor) -> Any:

@@ -27,7 +27,7 @@ from copfl.engine.mapping import ChunkResult
 from copfl.engine.rounds import Ids, State, Store
 from copfl.engine.simulate import Simulation, train_part
 from copfl.engine.store import shared
-from copfl.errors import RunError, UsageError
+from copfl.errors import RunError, UsageError, how_to_set
 
 LARGE = 2**20  # bytes from which a tensor goes through shared memory: a pipe copies it five times
 
@@ -106,7 +106,7 @@ class Workers:
             process.join(5)
             raise RunError(
                 f"a worker process ended (exit code {process.exitcode}), perhaps out of memory; "
-                "`copfl resume` continues from the last checkpoint, with --set run.workers=1 if need be"
+                f"resumed, the run continues from the last checkpoint, with {how_to_set('run.workers', 1)} if need be"
             ) from error
         if isinstance(result, BaseException):
             raise result

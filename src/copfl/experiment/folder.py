@@ -33,7 +33,7 @@ from copfl.data.clients.partition import Partition
 from copfl.data.sets.stored import read_stored
 from copfl.engine import checkpoint
 from copfl.engine.rounds import State
-from copfl.errors import RunError, option, raised_as
+from copfl.errors import RunError, option, raised_as, to_repeat, to_resume
 from copfl.experiment import records
 from copfl.experiment.models.client_models import InFolder
 from copfl.settings import toml
@@ -193,7 +193,7 @@ class RunFolder:
 
     def _check(self, header: Mapping[str, Any], fingerprints: Mapping[str, str], rounds: int) -> None:
         """A RunError, if the checkpoint does not belong to the run as it is now."""
-        anew = f"start a new run with `copfl run -c {self.path}/run.toml`"
+        anew = f"start a new run with {to_repeat(self.path)}"
         for what, fingerprint in fingerprints.items():
             if header.get(what) != fingerprint:
                 changed = f"the {what} of {self.path} are not those of its checkpoint"
@@ -240,7 +240,7 @@ def fresh(parent: Path, title: str) -> Path:
 def no_folder(path: Path) -> RunError:
     """The error for a run folder that does not exist."""
     return RunError(
-        f"there is no folder {path}; a run folder was expected, as `copfl run --out FOLDER` writes it. "
+        f"there is no folder {path}; a run folder was expected, as a run with {option('out')} writes it. "
         f"Known runs: {_known(path.parent)}"
     )
 
@@ -286,7 +286,7 @@ def _check_free(folder: RunFolder) -> None:
     """Nothing, if a run may begin here: the folder is new, empty, or of a run that never began."""
     path = folder.path
     if folder.begun:
-        remedy = f"use `copfl resume {path}`, or name another folder with {option('out')}"
+        remedy = f"use {to_resume(path)}, or name another folder with {option('out')}"
         raise RunError(f"{path} already contains a run; {remedy}")
     with _writing_into(path):
         names = {entry.name for entry in path.iterdir()} if path.exists() else set()

@@ -16,7 +16,7 @@ from copfl import foreign
 from copfl.core.metrics import MetricInfo
 from copfl.core.selection import BestRounds
 from copfl.engine.rounds import Ids, Round, Values
-from copfl.errors import RunError, raised_as
+from copfl.errors import RunError, raised_as, to_resume
 from copfl.wire import plain
 
 Record = dict[str, Any]
@@ -47,7 +47,7 @@ def append(path: Path, record: Record) -> None:
         record: The line.
     """
     line = encoded(record)
-    failed = f"cannot write {path}: {{}}; free some space, then `copfl resume {path.parent}`"
+    failed = f"cannot write {path}: {{}}; free some space, then {to_resume(path.parent)}"
     with raised_as(RunError, failed, OSError), open(path, "ab", buffering=0) as file:
         start = file.seek(0, os.SEEK_END)
         try:

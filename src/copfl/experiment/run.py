@@ -7,14 +7,13 @@ import contextlib
 import dataclasses
 import math
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.engine import ranks
-from copfl.errors import RunError, unknown
+from copfl.errors import RunError, unknown, warn
 from copfl.experiment import folder as run_folder
 from copfl.experiment import records
 from copfl.experiment.first_run.first_run import completed_run
@@ -116,7 +115,7 @@ def _check_nothing_beside(layer: Tables, preset: str) -> None:
 
 def _warned(result: Result) -> Result:
     for warning in result.warnings:
-        warnings.warn(warning, RuntimeWarning, stacklevel=3)
+        warn(warning)
     return result
 
 

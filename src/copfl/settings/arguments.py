@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, TypeVar, get_args, get_type_hints
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -23,10 +24,10 @@ from copfl.data.tables import frames
 from copfl.errors import UsageError
 from copfl.settings import named_code, torch_optimizers, user_code
 from copfl.settings.checking import SettingError, parameters_of, unknown_key
-from copfl.settings.components import factory_of
+from copfl.settings.components import CONTEXT, FACTORIES, factory_of
 from copfl.settings.record import declared_types
 from copfl.settings.schema import KINDS, RunSettings
-from copfl.settings.toml import Tables
+from copfl.settings.toml import Tables, value_of
 from copfl.settings.values import modules_of_values
 
 Options = Mapping[str, Any]
@@ -178,6 +179,11 @@ PLACES = {
     "event": ("data", "event"),
     "start": ("data", "start"),
 }
+VALUES = ("algorithm", "data", "model", "optimizer", "partition")  # what may be a value of the program
+# What other libraries call settings that are in another table.
+OTHER_TABLES = {"criterion": "loss", "metric": "metrics", "objective": "loss", "scheduler": "lr_schedule"}
+OPTIONS = r":(?=\s*[\w.]+\s*=)"  # what separates options; a colon inside a value does not
+SHORT = {"lr": ("optimizer", "lr"), "optimizer": ("optimizer", "name")}  # keys that need no table
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -238,16 +244,21 @@ def tables(dataset: Data, settings: Mapping[str, Any], algorithm: Any = None) ->
     layer: Tables = {}
     if dataset is None:  # such as what a function without a return gave; the digits are not meant
         raise UsageError(f"dataset is None; pass the name of a data set, or {user_code.DATA}")
+    if (isinstance(algorithm, str) and "," in spelled(algorithm)[0]) or _are_names(algorithm):
+        raise UsageError(f"a run has one algorithm, and {algorithm!r} names several; use copfl.compare")
     if algorithm is not None:
         is_named = isinstance(algorithm, str | Mapping)
         _choose(layer, "algorithm", algorithm if is_named else algorithm_of(algorithm))
-    for name, value in settings.items():
-        if value is None or name in ("preset", "base_tables"):
+    for name, given in settings.items():
+        if given is None or name in ("preset", "base_tables"):
             continue
+        value = plain(given)
         title = name.removesuffix("_options")
         if name in PLACES or (name == "task" and isinstance(value, str)):
             table, key = PLACES.get(name, ("data", "kind"))  # the command line's --task
-            layer.setdefault(table, {})[key] = str(value) if isinstance(value, Path) else value
+            if table == "data":  # a path, or columns as a data frame has them, such as 4 or ["age", "sex"]
+                value = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            layer.setdefault(table, {})[key] = value
         elif title in KINDS and (title != "run" or isinstance(value, Mapping)):
             is_of_torch = title == "optimizer" and torch_optimizers.is_torch(value)
             _choose(layer, title, torch_optimizers.settings_of(value) if is_of_torch else value)
@@ -255,11 +266,8 @@ def tables(dataset: Data, settings: Mapping[str, Any], algorithm: Any = None) ->
             layer.setdefault(title, {}).update(value)
         elif name in declared_types(RunSettings):
             layer.setdefault("run", {})[name] = value
-        elif isinstance(algorithm, str) and name in parameters_of(factory_of("algorithm", algorithm)):
-            advice = f"is an option of {algorithm}: algorithm_options={{{name!r}: {value!r}}}"
-            raise SettingError(name, value, advice)
         else:
-            raise unknown_key(name, value, {*get_type_hints(WithAddons), *declared_types(RunSettings)})
+            raise _unknown(name, value, layer.get("algorithm", {}).get("name"))
     if isinstance(dataset, str | Path) and not isinstance(dataset, _Default):
         _choose(layer, "data", dataset)
     elif not isinstance(dataset, str | Path):
@@ -268,6 +276,80 @@ def tables(dataset: Data, settings: Mapping[str, Any], algorithm: Any = None) ->
     values = {title: table["value"] for title, table in layer.items() if "value" in table}
     named_code.name(named_code.modules_in(layer), modules_of_values(values))
     return {title: {**below.get(title, {}), **layer.get(title, {})} for title in (*below, *layer)}
+
+
+def _unknown(name: str, value: Any, algorithm: str | None) -> SettingError:
+    """The error for a keyword that there is not, with the place of the setting where another table has it."""
+    if algorithm and name in parameters_of(factory_of("algorithm", algorithm)):
+        advice = f"is an option of {algorithm}: algorithm_options={{{name!r}: {value!r}}}"
+        return SettingError(name, value, advice)
+    meant = OTHER_TABLES.get(name, name)
+    shown = "'mymodule:myfunction'" if callable(value) else repr(value)
+    for title, record in KINDS.items():
+        if meant in declared_types(record):
+            return SettingError(
+                name, value, f"is a setting of the table {title}: {title}={{{meant!r}: {shown}}}"
+            )
+    for title in ("partition", "optimizer", "addons", "privacy", "attack", "robust", "model"):
+        for component, factory in FACTORIES[title]().items():
+            if meant in parameters_of(factory, CONTEXT.get(title, ())):
+                of = f"{component}, as {title}={{'name': {component!r}, " if component else f"{title}={{"
+                return SettingError(name, value, f"is an option of {of}{meant!r}: {shown}}}")
+    return unknown_key(name, value, {*get_type_hints(WithAddons), *declared_types(RunSettings)})
+
+
+def plain(value: Any) -> Any:
+    """A setting as a file has it: numbers of numpy and devices of torch are words and numbers of Python.
+
+    Args:
+        value: What the program passed.
+    """
+    if isinstance(value, np.generic):  # float32's 0.01 is 0.01, and not 0.009999999776
+        return float(str(value)) if isinstance(value, np.floating) else value.item()
+    if isinstance(value, torch.device):
+        return str(value)
+    if type(value) is dict:
+        return {key: plain(one) for key, one in value.items()}
+    return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
+
+
+def spelled(text: str, title: str = "algorithm") -> tuple[str, Tables]:
+    """The name in NAME:KEY=VALUE:KEY=VALUE, and its settings by table.
+
+    Args:
+        text: As a person wrote it.
+        title: The table of a key that names none; of an algorithm, but `lr` and `optimizer`.
+    """
+    name, *options = re.split(OPTIONS, text)
+    settings: Tables = {}
+    for option in options:
+        key, _, value = option.partition("=")
+        put(settings, key.strip(), value_of(value), title)
+    return name.strip(), settings
+
+
+def put(settings: Tables, key: str, value: Any, title: str = "algorithm") -> None:
+    """Sets a key in its table; one without a table is that of `title`.
+
+    Args:
+        settings: Tables, which it changes.
+        key: Such as "lr", "rate" or "run.batch".
+        value: Of the setting.
+        title: Of the table.
+    """
+    table, dot, inner = key.partition(".")
+    short = SHORT if title == "algorithm" else {}  # a step of the server has a rate of its own
+    title, inner = (table, inner) if dot else short.get(key, (title, key))
+    settings.setdefault(title, {})[inner] = value
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(one, str) for one in value)
+
+
+def _is_function(value: object) -> bool:
+    """Whether it is a function, or a list that has one."""
+    return callable(value) or (isinstance(value, list | tuple) and any(map(callable, value)))
 
 
 def _is_data(value: object) -> bool:
@@ -287,9 +369,20 @@ def _choose(layer: Tables, title: str, value: Any) -> None:
     """
     table = layer.setdefault(title, {})
     if isinstance(value, str | Path):
-        table["name"] = str(value)
+        # The name of an adapter has options of its own form, and that of a data set may be a file.
+        has_options = isinstance(value, str) and title not in ("adapter", "data")
+        name, options = spelled(str(value), title) if has_options else (str(value), {})
+        table["name"] = name
+        for other, settings in options.items():
+            layer.setdefault(other, {}).update(settings)
     elif isinstance(value, Mapping):
+        if title == "task" and (functions := [key for key, one in value.items() if _is_function(one)]):
+            where = "'mymodule:myfunction', of a module that Python can import, so that a run can be repeated"
+            raise SettingError(f"task.{functions[0]}", None, f"is a function; name it: {where}")
         table.update(value)
+    elif title not in VALUES or (title == "partition" and not isinstance(value, Partition)):
+        a_value = ", or a copfl.data.clients.partition.Partition" if title == "partition" else ""
+        raise SettingError(title, value, f"must be a name or a mapping of settings{a_value}")
     else:
         table["value"] = value
 
@@ -308,11 +401,18 @@ def _data(value: Any, table: Options) -> dict[str, Any]:
 def algorithm_of(value: Any) -> AnyAlgorithm:
     """An algorithm that a program passed, as a value or its class; UsageError for what is none."""
     if hasattr(value, "client_update"):
-        return value() if isinstance(value, type) else value  # type: ignore[no-any-return]
+        algorithm = value() if isinstance(value, type) else value
+        fields = getattr(algorithm, "__dataclass_fields__", {})
+        if absent := [name for name in fields if not hasattr(algorithm, name)]:
+            raise UsageError(
+                f"the algorithm {type(algorithm).__name__} has no {absent[0]}, as its __init__ leaves it out; make it "
+                "a dataclass with its options as fields: @dataclass(frozen=True)"
+            )
+        return algorithm  # type: ignore[no-any-return]
     if isinstance(value, type) or not (frames.is_frame(value) or isinstance(value, list | tuple | nn.Module)):
         name = value.__name__ if isinstance(value, type) else type(value).__name__
         raise UsageError(
-            f"the algorithm is {name}, which has no method client_update; see `copfl list algorithms`"
+            f"the algorithm is {name}, which has no method client_update; copfl.ALGORITHMS has those of copfl"
         )
     what = "model" if isinstance(value, nn.Module) else "dataset"
     raise UsageError(
@@ -328,7 +428,8 @@ def check_no_data_set(names: Any) -> None:
         names: What the program passed as methods.
     """
     is_data_set = isinstance(names, str) and names in datasets.DATASETS
-    if is_data_set or frames.is_frame(names):
+    first = names[0] if isinstance(names, list | tuple) and names else names
+    if is_data_set or frames.is_frame(first) or isinstance(first, np.ndarray | torch.Tensor):
         name = f'"{names}"' if is_data_set else type(names).__name__
         what = f'"{names}"' if is_data_set else "..."
         raise UsageError(f"{name} is a data set and no method; pass it as dataset={what}")

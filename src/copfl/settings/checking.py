@@ -47,8 +47,16 @@ OTHER_NAMES = {
     "label": "target",
     "learning_rate": "lr",
     "num_clients": "clients",
+    "bs": "batch_size",
+    "fraction": "participation",
+    "local_epochs": "epochs",
+    "n_clients": "clients",
+    "n_rounds": "rounds",
+    "num_epochs": "epochs",
     "num_rounds": "rounds",
     "output": "out",
+    "output_dir": "out",
+    "random_state": "seed",
     "step_size": "lr",
 }
 

@@ -628,6 +628,14 @@ class Run:
                     title, chosen, f"must be a name, a mapping or a copfl.settings.schema.{kind.__name__}"
                 )
 
+    def __repr__(self) -> str:
+        """A line; the 90 settings of a complete record are in `tables()`."""
+        if not self.is_complete:
+            return f"Run.of({self.chosen})"
+        return (
+            f"Run of {self.method_text} on {self.data.title}: {self.partition_text}, {self.run.rounds} rounds"
+        )
+
     @classmethod
     def of(cls, tables: Mapping[str, Mapping[str, Any]]) -> Self:
         """The record of a mapping; the options of components stay unchecked.

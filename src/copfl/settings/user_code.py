@@ -11,7 +11,6 @@ import inspect
 import os
 import sys
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +23,7 @@ from torch.utils.data import DataLoader
 from copfl.data import arrays
 from copfl.data.samples import Dataset
 from copfl.data.tables import frames
-from copfl.errors import COMMAND_LINE, CopflError, UsageError, unknown
+from copfl.errors import COMMAND_LINE, CopflError, UsageError, unknown, warn
 from copfl.kernels.draws import seeded
 from copfl.settings import named_code
 from copfl.settings.named_code import is_reference as is_reference
@@ -148,7 +147,7 @@ def _warn(text: str) -> None:
     if COMMAND_LINE in os.environ:
         print(f"copfl: warning: {text}", file=sys.stderr, flush=True)
     else:
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
+        warn(text)
 
 
 def takes(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -258,10 +257,10 @@ def as_dataset(user_data: Any, name: str = "own", **options: Any) -> Dataset:
     arrays_or_sets = list(user_data) if isinstance(user_data, tuple | list) else []
     if len(arrays_or_sets) == 2 and all(isinstance(p, tuple) and len(p) == 2 for p in arrays_or_sets):
         arrays_or_sets = [*arrays_or_sets[0], *arrays_or_sets[1]]
-    if len(arrays_or_sets) in (2, 4) and all(
-        isinstance(p, np.ndarray | Tensor | Mapping) for p in arrays_or_sets
-    ):
-        return arrays.from_arrays(*arrays_or_sets, name=name)
+    if len(arrays_or_sets) in (2, 4):
+        arrays_or_sets = [np.asarray(p) if _is_column(p) else p for p in arrays_or_sets]
+        if all(isinstance(p, np.ndarray | Tensor | Mapping) for p in arrays_or_sets):
+            return arrays.from_arrays(*arrays_or_sets, name=name)
     if not arrays_or_sets and _has_items(user_data):
         return arrays.from_torch(user_data, name=name)
     if len(arrays_or_sets) == 2 and all(map(_has_items, arrays_or_sets)):
@@ -272,6 +271,15 @@ def as_dataset(user_data: Any, name: str = "own", **options: Any) -> Dataset:
 def _is_data(value: object) -> bool:
     """Whether it may be the data of one client, and is no array of all of them."""
     return isinstance(value, Dataset | Mapping | tuple) or frames.is_frame(value) or _has_items(value)
+
+
+def _is_column(value: object) -> bool:
+    """Whether it is a Series, or rows in lists of Python."""
+    is_series = hasattr(value, "to_numpy") and getattr(value, "ndim", 0) == 1
+    is_list = (
+        isinstance(value, list) and bool(value) and isinstance(value[0], bool | int | float | str | list)
+    )
+    return is_series or is_list
 
 
 def _has_items(value: object) -> bool:

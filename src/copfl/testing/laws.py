@@ -24,15 +24,18 @@ DROPOUT = 0.3  # of the network under test
 EVERYBODY = torch.arange(len(SIZES))
 
 
-def check_algorithm(algorithm: AnyAlgorithm, *, rounds: int = 3, batch: int = 4, norm: str = "batch") -> None:
+def check_algorithm(
+    algorithm: AnyAlgorithm | type[AnyAlgorithm], *, rounds: int = 3, batch: int = 4, norm: str = "batch"
+) -> None:
     """Raises an AssertionError that names the law that the algorithm breaks; returns if it breaks none.
 
     Args:
-        algorithm: An algorithm with its options, such as FedMine(strength=0.1).
+        algorithm: An algorithm with its options, such as FedMine(strength=0.1), or its class.
         rounds: Of each small federation that it is tried in.
         batch: Samples of a training step.
         norm: The normalisation layers of the small network: "batch", "frozen", "group" or "none".
     """
+    algorithm = algorithm() if isinstance(algorithm, type) else algorithm
     for law, check in algorithm_checks(algorithm, rounds=rounds, batch=batch, norm=norm):
         try:
             check()

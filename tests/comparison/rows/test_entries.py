@@ -61,7 +61,7 @@ def test_a_grid_is_every_combination_in_order() -> None:
     [
         ("lr", "must have the form KEY=VALUE,VALUE"),
         ("=1,2", "must have the form KEY=VALUE,VALUE"),
-        ("rate=1,2", 'the key "rate" must be lr, optimizer or TABLE.KEY'),
+        ("rate=1,2", 'the key "rate" must be a setting such as lr, optimizer or rounds, or TABLE.KEY'),
         ("lr=", "must have several values"),
         ("lr=1,1", "none of them twice"),
     ],

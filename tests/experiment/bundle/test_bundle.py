@@ -275,7 +275,7 @@ def test_a_name_that_is_the_number_of_another_client_is_not_guessed(tmp_path: Pa
 def test_what_is_wrong_with_a_folder_is_said(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no client 3; the run has clients 0 to 2"):
         copfl.load(run, 3)
-    with pytest.raises(UsageError, match="name the model: --client NUMBER"):
+    with pytest.raises(UsageError, match="name the model: client=3, "):
         copfl.load(run)
     with pytest.raises(RunError, match="is neither a bundle"):
         copfl.load(tmp_path)
@@ -285,7 +285,7 @@ def test_what_is_wrong_with_a_folder_is_said(run: Path, tmp_path: Path) -> None:
         copfl.load(tmp_path / "old", 0)
     (tmp_path / "old" / "models").mkdir()
     (tmp_path / "old" / "models" / "client-0000.safetensors").write_bytes(b"")
-    with pytest.raises(RunError, match=r"is of an earlier version of copfl.*run it again: `copfl run -c"):
+    with pytest.raises(RunError, match=r"is of an earlier version of copfl.*run it again: `copfl.run\("):
         copfl.load(tmp_path / "old", 0)
 
 

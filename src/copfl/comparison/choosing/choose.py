@@ -152,6 +152,7 @@ def choose(
         forecast: Is kept up to date, for a caller that shows the time that is left.
     """
     begin = time.monotonic()
+    entries = rows_of(entries)
     named_code.name(code, modules_of(entries))
     limit = limit_of(budget)
     out, log = Path(out), log or (lambda line: None)
@@ -285,7 +286,8 @@ def _trained(run: Run, path: Path, log: Log, end: float) -> Result:
 
     begun = RunFolder(path).begun
     with claimed(path, new=not begun) as folder:
-        experiment = reopen(folder) if begun else prepare(run)
+        passed = {"dataset" if kind == "data" else kind: value for kind, value in run.values.items()}
+        experiment = reopen(folder, **passed) if begun else prepare(run)
         metric, alone = experiment.task.metrics[0], rounds_alone(experiment)
         shown = lines(experiment.settings.rounds, log, metric, alone)
         after = (stopping(shown.on_round), stopping(shown.on_round_alone))

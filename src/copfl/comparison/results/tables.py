@@ -54,6 +54,10 @@ class ComparisonRow:
         optimizer = optimizer_text(self.outcomes[0].tables)
         return f"{self.label} ({optimizer})" if optimizer else self.label
 
+    def __repr__(self) -> str:
+        value = self.metrics()[accuracies("all", self.metric.name)[0]]
+        return f"{self.title}: {self.metric.title} {self.metric.text(*value)}{self.metric.unit}"
+
     def per_seed(self) -> dict[str, list[float]]:
         """Every metric of the table, a value per seed."""
         others = [other.name for other in self.outcomes[0].metrics[1:]]

@@ -11,17 +11,16 @@ from copfl.algorithms import ALGORITHMS
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.errors import UsageError
 from copfl.settings import arguments, content, named_code, user_code
+from copfl.settings.arguments import plain
 from copfl.settings.checking import parameters_of
 from copfl.settings.components import factory_of, usual_optimizer
-from copfl.settings.toml import Tables, value_of
+from copfl.settings.toml import Tables
 from copfl.settings.values import layer_of
 
 Base = Mapping[str, Mapping[str, Any]]  # tables for every entry
 
 VALIDATION = 0.2  # of each client's training samples
-OPTIONS = r":(?=\s*[\w.]+\s*=)"  # what separates options; a colon inside a value does not
 MOST_SEEDS = 10_000  # more is taken for a mistake
-SHORT = {"lr": ("optimizer", "lr"), "optimizer": ("optimizer", "name")}  # keys that need no table
 # What every row of a comparison has in common; None: the whole table.
 COMMON: dict[str, tuple[str, ...] | None] = {
     "data": None,
@@ -46,7 +45,8 @@ Rows = Row | Sequence[Row]  # as an argument: one, or several
 def rows_of(rows: Rows) -> list[Row]:
     """The rows, also where there is one without a list."""
     arguments.check_no_data_set(rows)
-    return list(rows) if isinstance(rows, list | tuple) and not isinstance(rows, Entry) else [rows]  # type: ignore[list-item]
+    several = isinstance(rows, Iterable) and not isinstance(rows, str | Entry | Mapping)
+    return list(rows) if several else [rows]  # type: ignore[arg-type, list-item]
 
 
 def entries_of(rows_or_texts: Rows) -> list[Entry]:
@@ -74,7 +74,7 @@ def modules_of(rows_or_texts: Rows) -> list[str]:
     modules = list[str]()
     for row in rows_of(rows_or_texts):
         if isinstance(row, str):
-            words = [word for text in split(row) for word in re.split(OPTIONS, text)]
+            words = [word for text in split(row) for word in re.split(arguments.OPTIONS, text)]
             modules += named_code.modules_in([word.partition("=")[2] or word for word in words])
         elif not isinstance(row, Entry):
             kind = row if isinstance(row, type) else type(row)
@@ -99,17 +99,13 @@ def entry_of_value(algorithm: AnyAlgorithm) -> Entry:
 
 def entry_of(text: str) -> Entry:
     """The entry NAME:KEY=VALUE:KEY=VALUE; a key is the algorithm's own, `lr`, `optimizer` or TABLE.KEY."""
-    name, *options = re.split(OPTIONS, text)
-    name = name.strip()
+    name, settings = arguments.spelled(text)
     user_code.check_no_file("algorithm", name)
     before, colon, _ = name.partition(":")
     if "=" in name or (colon and (before in ALGORITHMS or not user_code.is_reference(name))):
         raise UsageError(f'entry "{text}" must have the form NAME or NAME:KEY=VALUE:KEY=VALUE')
-    settings: Tables = {}
-    for option in options:
-        key, _, value = option.partition("=")
-        put(settings, key.strip(), value_of(value))
-    return checked(Entry(name, " ".join([name, *(option.strip() for option in options)]), settings))
+    label = " ".join(part.strip() for part in re.split(arguments.OPTIONS, text))
+    return checked(Entry(name, label, settings))
 
 
 def checked(entry: Entry) -> Entry:
@@ -133,19 +129,6 @@ def check_own(who: str, keys: Iterable[tuple[str, str]]) -> None:
         if table in COMMON and key in (COMMON[table] or key):
             advice = "set it for all of them, or sweep over it"
             raise UsageError(f"{who}: {table}.{key} is the same for every row of a comparison; {advice}")
-
-
-def put(settings: Tables, key: str, value: Any) -> None:
-    """Sets a key of an entry in its table; one without a table is the algorithm's.
-
-    Args:
-        settings: Of an entry, which it changes.
-        key: Such as "lr", "rate" or "run.batch".
-        value: Of the setting.
-    """
-    table, dot, inner = key.partition(".")
-    title, inner = (table, inner) if dot else SHORT.get(key, ("algorithm", key))
-    settings.setdefault(title, {})[inner] = value
 
 
 def described(tables: Mapping[str, Mapping[str, Any]], *silent: str) -> str:
@@ -190,11 +173,12 @@ def check_seeds(seeds: Sequence[int], option: str = "seeds") -> list[int]:
     """
     if isinstance(seeds, int):
         raise UsageError(f"{option}={seeds} is a number; name the seeds, as {option}=range({seeds})")
+    seeds = [plain(seed) for seed in seeds]
     if not seeds:
         raise UsageError(f"{option} names no seed; name one at least, better three or more: 0,1,2")
     if len(set(seeds)) < len(seeds):
         raise UsageError(f"{option} names a seed twice: {', '.join(map(str, seeds))}")
-    return list(seeds)
+    return seeds
 
 
 def split(text: str) -> list[str]:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from copfl import foreign
-from copfl.comparison.rows.entries import Entry, checked, described, put
+from copfl.comparison.rows.entries import Entry, checked, described
 from copfl.errors import UsageError, raised_as, unknown
+from copfl.settings.arguments import put
 from copfl.settings.toml import Tables
 
 

@@ -9,10 +9,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from copfl.comparison.rows.entries import SHORT, split
+from copfl.comparison.rows.entries import split
 from copfl.errors import UsageError
+from copfl.settings.arguments import PLACES, SHORT, plain
+from copfl.settings.record import declared_types
+from copfl.settings.schema import RunSettings
 from copfl.settings.toml import Tables, value_of
 
+EXAMPLE = '{"lr": [0.01, 0.1], "copfl.rate": [0.05, 0.25]}'
 Place = tuple[str, str]  # (table, key)
 Grid = dict[Place, list[Any]]  # the values to try
 
@@ -89,12 +93,17 @@ def space_of(values: Mapping[str, Sequence[Any] | str], option: str) -> dict[Pla
         values: By setting.
         option: Where they stand, for the error.
     """
+    check_by_setting(values, option)
     space: dict[Place, list[Any] | Range] = {}
-    for path, tried in values.items():
+    for path, given in values.items():
+        if not (isinstance(given, str) or (hasattr(given, "__len__") and hasattr(given, "__iter__"))):
+            raise UsageError(f"{option} {path}={given!r} is one value; pass several, as in {EXAMPLE}")
+        tried = given if isinstance(given, str) else [plain(value) for value in given]
         table, _, key = path.partition(".")
-        setting = SHORT.get(path) or (table, key)
+        of_run = ("run", path) if path in declared_types(RunSettings) else None
+        setting = SHORT.get(path) or PLACES.get(path) or of_run or (table, key)
         if not all(setting):
-            form = f"{', '.join(SHORT)} or TABLE.KEY, such as copfl.rate or run.batch"
+            form = f"a setting such as {', '.join(SHORT)} or rounds, or TABLE.KEY, such as copfl.rate or run.batch"
             raise UsageError(f'{option}: the key "{path}" must be {form}')
         alone = tried if isinstance(tried, str) else tried[0] if len(tried) == 1 else None
         if isinstance(alone, str) and ".." in alone:
@@ -104,6 +113,17 @@ def space_of(values: Mapping[str, Sequence[Any] | str], option: str) -> dict[Pla
             raise UsageError(f"{option} {path} must have several values, none of them twice")
         space[setting] = list(tried)
     return space
+
+
+def check_by_setting(values: object, option: str) -> None:
+    """UsageError for what has no settings with values.
+
+    Args:
+        values: What the program passed.
+        option: Where they stand, for the error.
+    """
+    if not isinstance(values, Mapping):
+        raise UsageError(f"{option} is {type(values).__name__}; pass values by setting: {EXAMPLE}")
 
 
 def _range(text: str, where: str) -> Range:

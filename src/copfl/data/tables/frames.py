@@ -67,6 +67,10 @@ def dataset_of(frames: Any, name: str, *, target: str = "", client: str = "", **
             )
         else:
             tables = [_table(split) for split in splits]
+    known = {column for table in tables for column in table.columns}
+    for column in (target, client, *map(str, options.values())):
+        if column not in known and column in _index_names(frames):
+            raise DataError(f'"{column}" is the index of the data frame; pass it with .reset_index()')
     return from_tables(tables, name, target=target, client=client, **options)
 
 
@@ -81,6 +85,18 @@ def _is_like(frame: Any, other: Any) -> bool:
 
 def _names(frame: Any) -> Sequence[Any]:
     return list(getattr(frame, "column_names", None) or frame.columns)
+
+
+def _index_names(frames: Any) -> set[str]:
+    """The names of the indices of data frames of pandas."""
+    splits = (
+        frames.values()
+        if isinstance(frames, Mapping)
+        else frames
+        if isinstance(frames, list | tuple)
+        else [frames]
+    )
+    return {str(name) for frame in splits for name in getattr(getattr(frame, "index", None), "names", ())}
 
 
 def _first_column(y: Any) -> str:

@@ -16,7 +16,7 @@ from copfl.core.metrics import ACCURACY, C_INDEX, Metric, MetricInfo
 from copfl.core.task import Data, Personal, Task
 from copfl.data.clients.federation import FederatedData
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, SURVIVAL
-from copfl.errors import RunError, raised_as
+from copfl.errors import RunError, raised_as, to_resume
 from copfl.stats import Interval, Numbers, mean_of_known, over_clients, unknown_reason, worst_of
 from copfl.tables import plain
 
@@ -239,7 +239,7 @@ def read(folder: Path) -> Analysis | None:
     path = folder / FILE
     if not path.is_file():
         return None
-    damaged = f"{path} is damaged ({{}}); delete it, and `copfl resume {folder}` makes it again"
+    damaged = f"{path} is damaged ({{}}); delete it, and {to_resume(folder)} makes it again"
     with raised_as(RunError, damaged, OSError, *foreign.DAMAGE):
         content = foreign.read_json(path)
         values = np.array(content["cross"], np.float64)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +26,7 @@ from copfl.core.survival import risks
 from copfl.core.task import Personal, Task
 from copfl.data.clients.federation import tensors
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, Inputs, by_name, each
-from copfl.errors import CopflError, RunError, UsageError, above, raised_as
+from copfl.errors import CopflError, RunError, UsageError, above, raised_as, warn
 from copfl.experiment.bundle import building, description
 from copfl.experiment.bundle.base import copy_base
 from copfl.experiment.bundle.description import Description
@@ -210,7 +209,7 @@ class Bundle:
     def _outputs_of(self, data: Any, missing: str | None) -> NDArray[np.float64]:
         x, notes, _ = self.preparation.of(data, missing)
         if notes:
-            warnings.warn("; ".join(notes), RuntimeWarning, stacklevel=3)
+            warn("; ".join(notes))
         return self.outputs(x)
 
     def decided(self, outputs: NDArray[np.float64]) -> NDArray[Any]:

@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
-from copfl.errors import RunError, UsageError
+from copfl.errors import RunError, UsageError, in_words, to_repeat, to_resume
 from copfl.settings import toml
 
 FILE = "bundle.json"
 BASE = "base"  # the folder of what all bundles of a run have in common
 OF_SERVER = "global"  # the folder of the global model
 OF_NODE = "model"  # the folder of a client's model in the folder of a run on its node
+CLIENT_OR_GLOBAL = "--client NUMBER (or the client's name), or --global"
 SHOWN = 10  # names of clients in a message
 
 
@@ -33,21 +34,20 @@ def located(path: Path, client: int | str | None = None) -> Path:
     if not (path / "run.toml").is_file():
         raise RunError(f"{path} is neither a bundle (it has no {FILE}) nor a run folder (it has no run.toml)")
     if client is None:
-        raise UsageError(
-            "name the model: --client NUMBER (or the client's name), or --global; in Python client=3"
-        )
+        in_python = 'client=3, client="its name", or client="global"'
+        raise UsageError(f"name the model: {in_words(CLIENT_OR_GLOBAL, in_python)}")
     if not (models / OF_SERVER / FILE).is_file():
         if any(models.glob("*.safetensors")):
             raise RunError(
                 f"{path} is of an earlier version of copfl, whose models lack what their use needs; run it "
-                f"again: `copfl run -c {path}/run.toml`"
+                f"again: {to_repeat(path)}"
             )
         are_kept = toml.read_file(path / "run.toml").get("run", {}).get("save_models", True)
         if not are_kept:
-            again = f"`copfl run -c {path}/run.toml --set run.save_models=true`"
+            again = to_repeat(path, save_models=True)
             raise RunError(f"{models} has no bundles, as run.save_models is off; {again} makes them")
         raise RunError(
-            f"{models} has no bundles: they are written when a run ends. `copfl resume {path}` ends it"
+            f"{models} has no bundles: they are written when a run ends. {to_resume(path)} ends it"
         )
     return models / (OF_SERVER if client == OF_SERVER else f"client-{number_of(models, client):04d}")
 

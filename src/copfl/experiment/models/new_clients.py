@@ -34,7 +34,7 @@ from copfl.data.clients.partition import generator
 from copfl.engine import mapping
 from copfl.engine.rounds import Ids, ModelKeeper, State
 from copfl.engine.simulate import Simulation, begin, simulate
-from copfl.errors import RunError, raised_as
+from copfl.errors import RunError, raised_as, to_resume
 from copfl.settings import schema
 from copfl.settings.components import build
 from copfl.stats import Numbers
@@ -234,7 +234,7 @@ def read(folder: Path) -> NewClients | None:
     path = folder / NEW_CLIENTS
     if not path.is_file():
         return None
-    damaged = f"{path} is damaged ({{}}); delete it, and `copfl resume {folder}` makes it again"
+    damaged = f"{path} is damaged ({{}}); delete it, and {to_resume(folder)} makes it again"
     with raised_as(RunError, damaged, OSError, *foreign.DAMAGE):
         content = foreign.read_json(path)
         accuracy, alone = (

@@ -601,6 +601,17 @@ def test_errors_of_folders_and_files_come_before_torch_is_loaded(here: Path) -> 
         ),
         *("site join rows.csv --data rows.csv", "site start none", "site leave none", "site approve none"),
         *("site report none", "site predict none --data rows.csv", "site check none --data rows.csv"),
+        *("run -d none", "run -a fedagv", "run --rounds -3", "run -s run.ronds=3", "run -s rn.rounds=3"),
+        *(
+            "compare",
+            "compare -a fedagv",
+            "compare -a fedavg -d none",
+            "sweep",
+            "choose -d none",
+            "bench fedagv",
+        ),
+        *("resume none", "report none", "watch none", "audit none", "personalize none --data rows.csv"),
+        *("list none", "federate init x -d none", "federate init x --ronds 3", "run --ronds 3"),
     ]
     look = "import sys; from copfl.cli import main as cli\n"
     look += f"for words in {wrong!r}:\n    sys.argv = ['copfl', *words.split()]\n"

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from copfl.cli import options
 from copfl.core.metrics import ACCURACY
 from copfl.experiment import progress
 
@@ -43,7 +45,7 @@ def test_the_first_line_comes_after_seconds_and_then_one_at_most_every_interval(
 
 def test_work_of_many_rounds_says_what_is_done_and_how_long_the_rest_takes(clock: list[float]) -> None:
     printed = list[str]()
-    advance = progress.counted("audit", 1200, printed.append)
+    advance = progress.counted("audit", "round", 1200, printed.append)
     for rounds in (1, 99, 100):
         clock[0] += rounds * 0.5
         advance(rounds)
@@ -139,3 +141,14 @@ def test_the_bar_of_runs_has_the_time_that_is_left_and_lines_stand_above_it(
     ):
         assert text in shown
     assert "\u2501" not in shown.rpartition("1:20 left")[2]  # after the runs there is no bar
+
+
+def test_a_bar_of_counted_work_moves_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich puts itself in the place of stderr, which is no terminal then."""
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with options.counted("validation", "training", hidden=False) as start:
+        start(3)(2)
+    assert "validation, training" in terminal.getvalue()
+    assert "2/3" in re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue())

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from copfl.cli import options
 from copfl.cli.options import argument, option
 from copfl.errors import AGAIN, UsageError, at_least, stoppable
+from copfl.experiment.known_runs import check_folder
 
 
 def audit(
@@ -42,18 +43,19 @@ def audit(
     as_json: options.Json = False,
 ) -> None:
     """Measure the contribution of each client, and compare it with the scores that weight the clients."""
+    if (run is None) != synthetic:
+        raise UsageError("name one run folder, or --synthetic for digits with anomalous clients")
+    if run is not None:
+        check_folder(run)
+    at_least(1, orders=orders)
     from copfl.audit import audit as auditing
     from copfl.audit import tables as audit_tables
     from copfl.audit.shapley import Sampling
     from copfl.audit.synthetic import synthetic_audit
     from copfl.comparison.rows.entries import seeds_of
-    from copfl.experiment.progress import counted
     from copfl.settings import named_code
     from copfl.tables import as_text
 
-    if (run is None) != synthetic:
-        raise UsageError("name one run folder, or --synthetic for digits with anomalous clients")
-    at_least(1, orders=orders)
     folder = out or run or Path("runs") / "audit-synthetic"
     how: dict[str, Any] = {"sampling": Sampling(orders), "cache": folder / "audit"}
     if seeds is not None:
@@ -62,19 +64,7 @@ def audit(
         how["baselines"] = [] if baselines == "none" else baselines.split(",")
         named_code.name(named_code.modules_in(baselines))
     audited = synthetic_audit if run is None else partial(auditing.run_audit, run)
-    hidden = quiet or as_json
-    with (
-        stoppable(AGAIN),
-        options.progress("rounds", "MofNCompleteColumn", hidden=hidden, transient=True) as bar,
-    ):
-        job = bar.add_task("rounds", total=None)
-
-        def start(rounds: int) -> auditing.Tick:
-            if not sys.stderr.isatty():
-                return counted("audit", rounds, options.logger(hidden))
-            bar.update(job, total=rounds)
-            return partial(bar.advance, job)
-
+    with stoppable(AGAIN), options.counted("audit", "round", hidden=quiet or as_json) as start:
         result = audited(**how, retrain=retrain, start=start)
     content, remarks = audit_tables.as_json(result), audit_tables.remarks(result)
     paths = audit_tables.write(folder, result, content)

@@ -56,6 +56,11 @@ def bench(
     them trains with three seeds, and only those runs see test samples. The row is written as a record that
     --check can run again.
     """
+    if (algorithm is None) == (check is None):
+        raise UsageError(
+            "name one algorithm, such as `copfl bench mymodule:FedMine`, or a record with --check"
+        )
+    options.check_algorithms([algorithm] if algorithm else [])  # before torch is imported
     from copfl.bench import bench as running
     from copfl.bench import rows, standings
     from copfl.bench.protocol import BenchMachine
@@ -63,10 +68,6 @@ def bench(
 
     machine, log = BenchMachine(device, files), options.logger(quiet)
     processes = jobs or (processors() if device == "cpu" else 1)
-    if (algorithm is None) == (check is None):
-        raise UsageError(
-            "name one algorithm, such as `copfl bench mymodule:FedMine`, or a record with --check"
-        )
     if runs is not None and check is None:
         raise UsageError("--runs is for --check; without it every run of the protocol is needed")
     if check is not None:

@@ -28,6 +28,7 @@ class ComparisonOptions(NamedTuple):
     as_json: bool
 
 
+NOTHING = "there is nothing to compare; name some algorithms: --algorithms copfl,fedavg,local"
 # Options of several commands.
 
 ONE_OPTIMIZER = {
@@ -78,18 +79,21 @@ def compare(
     The optimizer is Adam by default; `--optimizer own` gives each algorithm its own. Finished runs are used
     again.
     """
+    options.check_algorithms(algorithms or [])  # before torch is imported
+    if not (algorithms or config):
+        raise UsageError(NOTHING)
+    if no_tune and tune:
+        raise UsageError("--tune names values to try, --no-tune tries none; leave one of them out")
     _start_early(line, jobs, on)
     with process.importing():
         from copfl.comparison import compare as comparing
         from copfl.comparison.rows import entries, entry_file, spaces
 
-    if no_tune and tune:
-        raise UsageError("--tune names values to try, --no-tune tries none; leave one of them out")
     file = entry_file.EntryFile([], {}, {}) if config is None else entry_file.read_file(config)
     named_code.name(entries.modules_of(algorithms or []))
     rows = entries.entries_of(algorithms) if algorithms else file.entries
     if not rows:
-        raise UsageError("there is nothing to compare; name some algorithms: --algorithms copfl,fedavg,local")
+        raise UsageError(NOTHING)
     of_file = {"trials": trials, "validation": validation, "reference": reference, "last": last}
     how = file.options | {name: value for name, value in of_file.items() if value is not None}
     how |= {} if seeds is None else {"seeds": entries.seeds_of(seeds)}
@@ -123,15 +127,15 @@ def sweep(
     as_json: options.Json = False,
 ) -> None:
     """Run one algorithm in every cell of a grid, without --algorithm CO-PFL. Finished runs are used again."""
+    if not over:
+        raise UsageError(
+            "there is nothing to sweep over; name values, such as --over algorithm.rate=0.05,0.25"
+        )
     _start_early(line, jobs, on)
     with process.importing():
         from copfl.comparison import compare as comparing
         from copfl.comparison.rows import entries, spaces
 
-    if not over:
-        raise UsageError(
-            "there is nothing to sweep over; name values, such as --over algorithm.rate=0.05,0.25"
-        )
     file = {} if config is None else toml.read_file(config)
     file.get("run", {}).pop("seed", None)  # a run.toml has one; --seeds names them here
     how: dict[str, Any] = {} if seeds is None else {"seeds": entries.seeds_of(seeds)}
@@ -192,6 +196,7 @@ def choose(
 
     Test samples are not used. Local training is always in the race.
     """
+    options.check_algorithms(algorithms or [])  # before torch is imported
     _start_early(line, jobs, None)
     with process.importing():
         from copfl.comparison.choosing import choose as racing

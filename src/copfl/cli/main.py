@@ -136,11 +136,15 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+LISTS = ("algorithms", "datasets", "models", "optimizers", "partitions")
+
+
 @app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(help="algorithms, datasets, models, partitions or optimizers.")],
 ) -> None:
     """List algorithms, data sets and so on, one line each."""
+    one_of(LISTS, list=what)  # before torch is imported
     from copfl.algorithms import ALGORITHMS
     from copfl.data.clients.schemes import SCHEMES
     from copfl.data.sets import datasets
@@ -159,7 +163,6 @@ def list_(
         "partitions": first_lines(SCHEMES),
         "optimizers": first_lines(OPTIMIZERS),
     }
-    one_of(lists, list=what)
     width = max(map(len, lists[what]))
     for name, line in sorted(lists[what].items()):
         print(f"{name:{width}}  {line}")

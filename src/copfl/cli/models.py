@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from copfl.cli import options
 from copfl.cli.options import argument, option
 from copfl.errors import UsageError, raised_as
+from copfl.experiment.known_runs import check_folder
 from copfl.files import write_bytes
 from copfl.foreign import printable
 
@@ -419,6 +420,9 @@ def personalize(
     as_json: options.Json = False,
 ) -> None:
     """Train a model for a new client on its data; start, rate and epochs by validation within them."""
+    check_folder(run)
+    if not data.exists():
+        raise UsageError(f"there is no file {data}; name the new client's samples with --data")
     from copfl.experiment.personalisation import Personalisation
 
     new = Personalisation.of(run)
@@ -426,7 +430,8 @@ def personalize(
         raise UsageError(f"{out} exists already; name a new folder with --out")
     train, test, notes = new.samples(data)
     _report(notes)
-    fitted = new.fit(train, test, epochs, lr, seed, options.logger(as_json))
+    with options.counted("validation", "training", hidden=as_json) as start:
+        fitted = new.fit(train, test, epochs, lr, seed, start)
     if out is not None:
         fitted.bundle.save(out)
     metric = fitted.bundle.task.metrics[0]

@@ -4,6 +4,7 @@ A command is a function with a real signature. One that trains has a parameter `
 `training` replaces by an option for every setting that has names such as "--lr", and by --set for the others.
 """
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -189,7 +190,7 @@ def training(
         more = inspect.Parameter("more", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=MORE)
 
         def called(**values: Any) -> None:
-            from copfl.settings import named_code
+            from copfl.settings import first_look, named_code
 
             line: Tables = {}
             for one in derived:
@@ -197,12 +198,26 @@ def training(
                     line.setdefault(one.kind, {})[one.key] = value
             for kind, key, value in map(assignment, values.pop("more") or []):
                 line.setdefault(kind, {})[key] = value
+            first_look.look(line, kinds)
             named_code.name(values.pop("code") or [], named_code.modules_in(line))
             function(line=line, **values)
 
         return _replaced(function, "line", [*(one.parameter for one in derived), more, _CODE], called)
 
     return with_options
+
+
+def check_algorithms(rows: Iterable[str]) -> None:
+    """SettingError for a misspelled algorithm; without torch, so those with options are not checked here.
+
+    Args:
+        rows: Such as "copfl,fedavg".
+    """
+    from copfl.settings import first_look
+
+    for name in (name.strip() for row in rows if ":" not in row for name in row.split(",")):
+        if name != "all":
+            first_look.check_algorithm_name(name)
 
 
 class Command(TyperCommand):
@@ -286,3 +301,29 @@ def progress(title: str, count: str, hidden: bool = False, *, transient: bool = 
     disable = hidden or not sys.stderr.isatty()
     console = Console(stderr=True)
     return rich.Progress(*columns, left, console=console, transient=transient, disable=disable)
+
+
+@contextlib.contextmanager
+def counted(title: str, unit: str, hidden: bool) -> Iterator[Callable[[int], Callable[[int], None]]]:
+    """A function that takes how much there is to do, and gives one that takes how much more is done.
+
+    In a terminal it is a bar that leaves no trace, elsewhere a line from time to time.
+
+    Args:
+        title: Of the work.
+        unit: What is counted, such as "round".
+        hidden: Whether nothing is shown.
+    """
+    is_terminal = sys.stderr.isatty()  # asked before rich takes its place
+    with progress(f"{title}, {unit}", "MofNCompleteColumn", hidden, transient=True) as bar:
+        job = bar.add_task(title, total=None)
+
+        def start(total: int) -> Callable[[int], None]:
+            if not is_terminal:
+                from copfl.experiment.progress import counted as by_lines
+
+                return by_lines(title, unit, total, logger(hidden))
+            bar.update(job, total=total)
+            return functools.partial(bar.advance, job)
+
+        yield start

@@ -14,6 +14,7 @@ from copfl.cli import options
 from copfl.cli.options import Tables, argument, option
 from copfl.errors import Stopped, stoppable
 from copfl.experiment import process
+from copfl.experiment.known_runs import check_folder
 from copfl.settings import toml
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def resume(
     Its rounds.jsonl and models are byte for byte those of a run that was never stopped.
     """
     begin = time.monotonic()
+    check_folder(run)  # before torch is imported
     with process.importing():
         from copfl.engine import ranks
         from copfl.experiment import folder as run_folder

@@ -32,6 +32,7 @@ from copfl.data.clients.federation import tensors
 from copfl.data.held_out import split_off, without_tested
 from copfl.data.samples import NEXT_TOKEN, Samples
 from copfl.errors import DataError, UsageError, at_least
+from copfl.experiment import process
 from copfl.experiment.analysis.gains import constant_answer
 from copfl.experiment.bundle.bundle import Bundle, load
 from copfl.experiment.bundle.description import Score
@@ -46,7 +47,7 @@ from copfl.settings.components import build
 from copfl.settings.schema import Run, RunSettings
 from copfl.stats import Interval
 
-Tell = Callable[[str], None]  # about what is done
+Tick = Callable[[int], None]  # takes the number of trainings that are done since the last call
 FOLDS = 3  # of the cross-validation within the client's samples
 RATES = (1, 3, 10)  # multiples of the run's learning rate that are tried
 EPOCHS = (0, 1, 3, 10, 30)  # tried
@@ -130,6 +131,7 @@ class Personalisation:
         own, test, how = split_off(samples)
         return own, test, [*found.notes, how]
 
+    @process.left_as_found()
     def fit(
         self,
         own: Samples,
@@ -137,7 +139,7 @@ class Personalisation:
         epochs: int | None = None,
         lr: float | None = None,
         seed: int = 0,
-        tell: Tell = lambda text: None,
+        start: Callable[[int], Tick] = lambda trainings: lambda done: None,
     ) -> FineTunedModel:
         """The new client's model, fine-tuned on its `own` samples.
 
@@ -151,7 +153,7 @@ class Personalisation:
             epochs: None: by validation. Of an algorithm that fits a client by equations, its local updates.
             lr: None: by validation.
             seed: Of the order of the samples.
-            tell: Called with a line about each validation; there are four at most.
+            start: Called with the number of trainings of the validation; what it returns, after each.
         """
         if epochs is not None:
             at_least(1, epochs=epochs)
@@ -164,32 +166,32 @@ class Personalisation:
         task, few = self.shared.task, len(own if own.unit is None else np.unique(own.unit)) < 2
         how = FineTuning(task, self.optimizer, self.settings.batch, seed, self.settings.clients)
         rate: float = self.optimizer.lr  # type: ignore[attr-defined]  # `of` has checked that it has one
+        torch.set_num_threads(self.settings.threads)
         usual = [float(f"{factor * rate:.3g}") for factor in ((1,) if few else RATES)]
         rates = usual if lr is None else [lr]
         counts = [epochs] if epochs is not None else [1] if few else list(EPOCHS)
 
-        def best(w: Tensor, name: str) -> ChosenTraining:
+        starts = self._starts(own)
+        folds = _folds(own, seed)
+        tick = start((len(starts) + 1) * len(rates) * (folds.max() + 1))
+
+        def best(w: Tensor) -> ChosenTraining:
             if few:
                 return ChosenTraining(rates[0], counts[0], (0.0, 0.0))
-            tell(
-                f"validation of {name}: {len(rates)} learning rates, up to {max(counts)} epochs, {FOLDS} folds"
-            )
-            return choose(how, w, own, rates, counts)
+            return choose(how, w, own, folds, rates, counts, tick)
 
         def scores(models: list[Tensor]) -> list[float]:
             with torch.no_grad():
                 return [primary_metrics(task, w, [data_of(test)])[0] for w in models]
 
-        starts = self._starts(own)
-        choices = {name: best(w, name) for name, w in starts.items()}
-        start = max(choices, key=lambda name: choices[name].score)
-        alone, chosen = best(task.initial, "training alone"), choices[start]
-        models = fine_tuned(with_rate(how, chosen.lr), starts[start], own, chosen.epochs)
+        choices = {name: best(w) for name, w in starts.items()}
+        of_best = max(choices, key=lambda name: choices[name].score)
+        alone, chosen = best(task.initial), choices[of_best]
+        models = fine_tuned(with_rate(how, chosen.lr), starts[of_best], own, chosen.epochs)
         others = fine_tuned(with_rate(how, alone.lr), task.initial, own, alone.epochs)
         measured = scores(models)
-        tell(f"comparison on {len(test)} test samples")
         return FineTunedModel(
-            self._bundle(models[-1], own, measured[-1], len(test)), start, chosen.lr, chosen.epochs, measured,
+            self._bundle(models[-1], own, measured[-1], len(test)), of_best, chosen.lr, chosen.epochs, measured,
             scores(others), len(own), len(test), *compared(task, models[-1], others[-1], own, test),
         )  # fmt: skip
 
@@ -352,7 +354,13 @@ def with_rate(how: FineTuning, lr: float) -> FineTuning:
 
 
 def choose(
-    how: FineTuning, w: Tensor, samples: Samples, rates: Sequence[float], epochs: Sequence[int]
+    how: FineTuning,
+    w: Tensor,
+    samples: Samples,
+    folds: NDArray[np.int64],
+    rates: Sequence[float],
+    epochs: Sequence[int],
+    tick: Tick,
 ) -> ChosenTraining:
     """The learning rate and epochs with the best mean score over the folds; of equals, the first.
 
@@ -360,10 +368,11 @@ def choose(
         how: The model is trained, but for rate and epochs.
         w: Where it starts.
         samples: For training; a fold at a time is held out.
+        folds: The fold of each sample.
         rates: That are tried.
         epochs: That are tried.
+        tick: Called after each training.
     """
-    folds = _folds(samples, how.seed)
     scores: dict[tuple[float, int], list[tuple[float, float]]] = {}
     for fold in range(folds.max() + 1):
         held_out = data_of(samples.take(folds == fold))
@@ -374,6 +383,7 @@ def choose(
                     loss, score = how.task.evaluate(models[count], held_out)
                 found = (float(score), -float(loss)) if torch.isfinite(loss) else (-np.inf, -np.inf)
                 scores.setdefault((lr, count), []).append(found)
+            tick(1)
     means = {key: tuple(np.mean(own, 0).tolist()) for key, own in scores.items()}
     lr, count = max(means, key=lambda key: means[key])
     return ChosenTraining(lr, count, means[lr, count])

@@ -132,22 +132,23 @@ def lines(rounds: int, log: Callable[[str], None], metric: MetricInfo, alone: in
     return Listener(on_round, lambda round, seconds: on_round(round, seconds, True), on_stage)
 
 
-def counted(title: str, total: int, log: Callable[[str], None]) -> Callable[[int], None]:
+def counted(title: str, unit: str, total: int, log: Callable[[str], None]) -> Callable[[int], None]:
     """A function that takes the number of further rounds that are done, and logs a line from time to time.
 
     Args:
         title: Of the work.
+        unit: What is counted, such as "round".
         total: Its rounds.
         log: Gets the lines; when they are due, see `Pace`.
     """
     pace, begin, done = Pace(), time.monotonic(), 0
 
-    def advance(rounds: int) -> None:
+    def advance(more: int) -> None:
         nonlocal done
-        done += rounds
+        done += more
         if pace.is_due():
             each = (time.monotonic() - begin) / done
-            log(f"{title}, round {done:,}/{total:,}: {span(each * (total - done))} left")
+            log(f"{title}, {unit} {done:,}/{total:,}: {span(each * (total - done))} left")
 
     return advance
 

@@ -435,7 +435,7 @@ class RunSettings:
         "--patience",
         minimum=0,
         maximum=10**9,
-        not_in=COMPARISONS,
+        not_in=f"{COMPARISONS} init",
         same_run=(0,),
         comparable=(0,),
         policy=Simulated(

@@ -182,6 +182,7 @@ def machines() -> Iterator[dict[str, Machine]]:
 
 
 @slow
+@pytest.mark.timeout(3600)
 def test_four_hospitals_and_a_coordinator(machines: dict[str, Machine], tmp_path: Path) -> None:
     """TLS, keys, signed proposals, secure sums and strict policies; then the server is gone."""
     page = (code_blocks.ROOT / "docs" / "tutorials" / "federation.md").read_text("utf-8")

@@ -19,6 +19,7 @@ from copfl.federation.operations.page import FederationPage
 from copfl.federation.operations.status import status
 from copfl.federation.policy.refusal import PolicyError
 from copfl.federation.protocol import invitation
+from copfl.federation.protocol.chained_log import AUDIT, append
 from copfl.federation.protocol.invitation import JOINS, MISFITS, InvitationAnswer, Misfit
 from copfl.federation.protocol.keys import SigningKey, is_signed, new_key
 from copfl.federation.protocol.node_config import NodeConfig
@@ -232,6 +233,21 @@ def test_settings_that_changed_after_the_consent_wait_for_the_owner(tmp_path: Pa
     (waits,) = pending(site.folder)
     approve(site.folder, waits)
     assert accept(config, asked(run_rounds=9)).node.config.client == 0
+
+
+def test_the_page_has_the_one_command_with_which_it_goes_on(tmp_path: Path) -> None:
+    app = coordinated(tmp_path, "north")
+    said, document = joining.answer(joined(app, "north", tmp_path))
+    invitations.receive(app, document)
+    invitations.admit_answer(app, "north", said.words)
+    train = f"copfl federate run {app}"
+    assert f"All sites that were invited are admitted. Agree and train: {train}" in FederationPage(app).html()
+    run = app / "runs" / "first"
+    run.mkdir(parents=True)
+    append(run / AUDIT, {"event": "started", "round": 1, "rounds": 2, "clients": 1, "secure": True})
+    assert f"Continue it: {train} --resume --run first" in FederationPage(app).html()
+    append(run / AUDIT, {"event": "ended"})
+    assert f"Train again: {train}" in FederationPage(app).html()
 
 
 def test_the_page_says_who_is_missing_and_what_to_do(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from copfl.federation.server.membership import (
     revoked_keys,
     server_proposal,
 )
+from copfl.settings.checking import SettingError
 from copfl.settings.flat import nested
 from tests.commands import called
 from tests.federation.network import CONFIG
@@ -141,6 +143,21 @@ def test_a_proposal_is_the_same_until_something_changes(admitted: Path) -> None:
     first = signed(admitted)
     assert signed(admitted, **{"session.resume": True}) == first
     assert signed(admitted, **{"run.rounds": 7}) != first
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("run.ronds", 'run.ronds=3 is no setting; did you mean "rounds"'),
+        ("optmizer.lr", 'optmizer is no setting; did you mean "optimizer"'),
+        ("privacy.noise", "privacy.noise=3 is not among the settings of this app; write it into"),
+    ],
+)
+def test_a_key_that_the_app_does_not_have_is_refused_before_flower_sees_it(
+    admitted: Path, key: str, said: str
+) -> None:
+    with pytest.raises(SettingError, match=re.escape(said)):
+        signed(admitted, **{key: 3, "session.resume": True})
 
 
 def test_a_proposal_signed_elsewhere_is_started_here(

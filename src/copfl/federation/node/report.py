@@ -23,6 +23,7 @@ from copfl.experiment.bundle.writing import write_bundle
 from copfl.experiment.models.client_models import WEIGHTS, read_weights
 from copfl.experiment.rivals import rivals_of_site
 from copfl.federation.node import audit_log, measured_rounds, remembered_run
+from copfl.federation.node.acceptance import invitation_of
 from copfl.federation.node.baseline import Tell, TrainedAlone, gain_of, train_alone
 from copfl.federation.node.data import NodeData, node_data
 from copfl.federation.node.evaluation import scores_of
@@ -78,10 +79,12 @@ def site_of(folder: Path, data: str | None, *, baseline: bool, tell: Tell, rival
             alone = _trained_rivals(run, remembered, data)
         except CopflError as error:
             no_rivals = str(error)
+    joined = invitation_of(run.parent)
     privacy = spent(run.parent, policy_of(None, run.parent).privacy)
     return SiteReport(
         state=run.parent,
         run=run.name,
+        name="" if joined is None else joined.invitation.site,
         model=model,
         description=description,
         metric=remembered.metrics[0],

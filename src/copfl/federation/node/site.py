@@ -79,4 +79,5 @@ class SiteReport:
     log: AuditSummary | None
     spent: str  # over all runs on the same data; empty: nothing was noted
     rivals: Rivals | None = None  # what the site has alone by scikit-learn, as of a federation of one client
+    name: str = ""  # of the site, by the invitation with which it joined
     no_rivals: str = ""  # why that is not known; empty also where such samples have none

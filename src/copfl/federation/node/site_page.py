@@ -28,8 +28,9 @@ OVER_SAMPLES = "95 % interval over this site's test samples"
 def document_of(site: SiteReport) -> Document:
     """The page."""
     origin = site.description.origin
+    number = "A new client" if origin.client is None else f"Client {origin.client}"
     return Document(
-        title=f"{'A new client' if origin.client is None else f'Client {origin.client}'}: {origin.title}",
+        title=f"{site.name or number}: {origin.title}",
         subtitle=f"run {site.run}, {_which_round(site)}, {origin.clients} sites",
         conclusion=[*_conclusion(site), *_rivals(site), _left_in_a_sentence(site.log)],
         tiles=_tiles(site),

@@ -4,6 +4,7 @@
 """
 
 import datetime
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def _sentences(watched: Watched) -> list[str]:
         missing = sum(site.state != ADMITTED for site in watched.invited)
         if watched.invited and not missing:
             return [
-                f"All sites that were invited are admitted. Train: copfl federate run {watched.folder}",
+                f"All sites that were invited are admitted. Agree and train: {_command(watched)}",
                 _unanswered(watched),
             ]
         still = f", {missing} invited site{'s are' if missing > 1 else ' is'} missing" if missing else ""
@@ -102,11 +103,21 @@ def _sentences(watched: Watched) -> list[str]:
     else:
         why = f": {watched.reason}" if watched.reason else ""
         lines.append(f"The run {watched.state} after {done} of {of} rounds{why}.")
+        if watched.invited:  # else it may be a trial, which has a command of its own
+            further = f"Train again: {_command(watched)}"
+            if watched.state != "ended":
+                further = f"Continue it: {_command(watched)} --resume --run {watched.run}"
+            lines.append(further)
     if mean := mean_text(watched, watched.rounds[-1:]):
         lines.append(
             f"Mean {metric_of(watched).title} of the clients in round {watched.rounds[-1].number}: {mean}."
         )
     return lines
+
+
+def _command(watched: Watched) -> str:
+    """The one command with which the sites agree on what the contract leaves open, and train."""
+    return f"copfl federate run {shlex.quote(str(watched.folder))}"
 
 
 def _unanswered(watched: Watched) -> str:

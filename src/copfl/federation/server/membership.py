@@ -30,6 +30,10 @@ from copfl.federation.protocol.proposal import (
 )
 from copfl.federation.server.certificates import AUTHORITY_KEY, expiries, issue_server
 from copfl.files import write_bytes
+from copfl.settings import federation
+from copfl.settings.checking import SettingError, unknown_key
+from copfl.settings.federation import Session
+from copfl.settings.flat import flattened, nested
 
 FILE, PROPOSALS = "members.json", "proposals"  # in the app's folder
 SIGNED = "proposal.json"  # in the folder of a run: what its coordinator signed
@@ -257,7 +261,9 @@ def propose(folder: Path, config: Mapping[str, Any], key: SigningKey, roster: Ro
         key: The coordinator's.
         roster: The members.
     """
-    settings = {**proposal.settings_in(read_app(folder)["config"]), **config}
+    of_app = read_app(folder)["config"]
+    check_keys(folder, flattened(nested(of_app)), config)
+    settings = {**proposal.settings_in(of_app), **config}
     members = tuple(m for m in sorted(roster.members) if m.number < int(settings["run.clients"]))
     signed = proposal.sign(settings, members, tuple(sorted(roster.revoked)), key)
     path = folder / PROPOSALS / f"{signed.proposal.run}.json"
@@ -267,6 +273,27 @@ def propose(folder: Path, config: Mapping[str, Any], key: SigningKey, roster: Ro
             return before
     write_bytes(path, signed.document)
     return signed
+
+
+def check_keys(folder: Path, of_app: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """SettingError for a key that the app does not have: Flower changes no others, and ends the run.
+
+    Args:
+        folder: The folder of the app.
+        of_app: Its run config, flat.
+        config: Keys that are set for one run.
+    """
+    for key, value in config.items():
+        if key in of_app or key.startswith(f"{Session.title}."):
+            continue
+        if key in federation.paths():
+            what = f"is not among the settings of this app; write it into {folder / 'pyproject.toml'}, and start again"
+            raise SettingError(key, value, what)
+        table, _, _ = key.rpartition(".")
+        tables = nested(of_app)
+        if table not in tables:
+            raise unknown_key(table or key, None, tables)
+        raise unknown_key(key, value, tables[table])
 
 
 def overrides(folder: Path, agreed: Proposal) -> dict[str, Any]:

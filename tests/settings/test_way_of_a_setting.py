@@ -121,7 +121,7 @@ def test_the_page_lists_the_functions_that_hand_the_learning_rate_on(way: Way) -
     assert way.handing_on == [*PLACES, last]
     assert "passes eleven functions" in SECTION
     assert len(PLACES) == 11
-    assert len(CHECKS) == 3
+    assert len(CHECKS) == 4
     assert {*CHECKS} - {last} <= way.looking
 
 

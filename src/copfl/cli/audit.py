@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from copfl.cli import options
 from copfl.cli.options import argument, option
 from copfl.errors import AGAIN, UsageError, at_least, stoppable
+from copfl.experiment.known_runs import check_folder
 
 
 def audit(
@@ -42,6 +43,11 @@ def audit(
     as_json: options.Json = False,
 ) -> None:
     """Measure the contribution of each client, and compare it with the scores that weight the clients."""
+    if (run is None) != synthetic:
+        raise UsageError("name one run folder, or --synthetic for digits with anomalous clients")
+    at_least(1, orders=orders)
+    if run is not None:
+        check_folder(run)
     from copfl.audit import audit as auditing
     from copfl.audit import tables as audit_tables
     from copfl.audit.shapley import Sampling
@@ -51,9 +57,6 @@ def audit(
     from copfl.settings import named_code
     from copfl.tables import as_text
 
-    if (run is None) != synthetic:
-        raise UsageError("name one run folder, or --synthetic for digits with anomalous clients")
-    at_least(1, orders=orders)
     folder = out or run or Path("runs") / "audit-synthetic"
     how: dict[str, Any] = {"sampling": Sampling(orders), "cache": folder / "audit"}
     if seeds is not None:

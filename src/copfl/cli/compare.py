@@ -15,6 +15,7 @@ from copfl.engine import machine as this_machine
 from copfl.errors import AGAIN, UsageError, stoppable
 from copfl.experiment import process
 from copfl.settings import named_code, toml
+from copfl.settings.layers import check_line
 
 
 class ComparisonOptions(NamedTuple):
@@ -78,6 +79,7 @@ def compare(
     The optimizer is Adam by default; `--optimizer own` gives each algorithm its own. Finished runs are used
     again.
     """
+    check_line(line, algorithms or [])
     _start_early(line, jobs, on)
     with process.importing():
         from copfl.comparison import compare as comparing
@@ -123,6 +125,7 @@ def sweep(
     as_json: options.Json = False,
 ) -> None:
     """Run one algorithm in every cell of a grid, without --algorithm CO-PFL. Finished runs are used again."""
+    check_line(line, [])
     _start_early(line, jobs, on)
     with process.importing():
         from copfl.comparison import compare as comparing
@@ -192,6 +195,7 @@ def choose(
 
     Test samples are not used. Local training is always in the race.
     """
+    check_line(line, algorithms or [])
     _start_early(line, jobs, None)
     with process.importing():
         from copfl.comparison.choosing import choose as racing

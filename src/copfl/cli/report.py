@@ -10,6 +10,7 @@ from copfl import foreign
 from copfl.cli import options
 from copfl.cli.options import argument, option
 from copfl.errors import RunError, UsageError, raised_as
+from copfl.experiment.known_runs import check_folder
 from copfl.files import write_bytes
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def report(
     quiet: options.Quiet = False,
 ) -> None:
     """Write a report of one or several runs, of a comparison, or of a node, as one HTML file."""
+    for run in runs:
+        check_folder(run)
     from copfl import charts
     from copfl.experiment.bundle.places import of_node
     from copfl.report import comparison_page, document, page, run_data

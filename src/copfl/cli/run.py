@@ -14,7 +14,9 @@ from copfl.cli import options
 from copfl.cli.options import Tables, argument, option
 from copfl.errors import Stopped, stoppable
 from copfl.experiment import process
+from copfl.experiment.known_runs import check_folder
 from copfl.settings import toml
+from copfl.settings.layers import check_line
 
 if TYPE_CHECKING:
     from copfl.engine.rounds import Round
@@ -50,7 +52,8 @@ def run(
     With data and no algorithm, it is what suits the data (docs/results.md).
     """
     begin = time.monotonic()
-    of_file = None if config is None else toml.read_file(config)  # its errors come before torch is imported
+    of_file = None if config is None else toml.read_file(config)
+    check_line(line)  # errors of both come before torch is imported
     with process.importing():
         from copfl.engine import ranks
         from copfl.experiment import folder as run_folder
@@ -101,6 +104,7 @@ def resume(
     Its rounds.jsonl and models are byte for byte those of a run that was never stopped.
     """
     begin = time.monotonic()
+    check_folder(run)
     with process.importing():
         from copfl.engine import ranks
         from copfl.experiment import folder as run_folder

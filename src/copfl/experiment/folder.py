@@ -35,6 +35,7 @@ from copfl.engine import checkpoint
 from copfl.engine.rounds import State
 from copfl.errors import RunError, option, raised_as
 from copfl.experiment import records
+from copfl.experiment.known_runs import check_folder, known_runs
 from copfl.experiment.models.client_models import InFolder
 from copfl.settings import toml
 from copfl.settings.toml import Tables
@@ -105,12 +106,11 @@ class RunFolder:
     def tables(self) -> Tables:
         """The content of run.toml."""
         path = self.path / "run.toml"
-        if not self.path.is_dir():
-            raise no_folder(self.path)
+        check_folder(self.path)
         if not self.begun:
             raise RunError(
                 f"{self.path} is not a run folder: it has no run.toml. Start a run again that was stopped "
-                f"before its first round. Known runs: {_known(self.path.parent)}"
+                f"before its first round. Known runs: {known_runs(self.path.parent)}"
             )
         foreign.inside(self.path, self.path)
         tables = toml.read_file(path)
@@ -211,13 +211,6 @@ def _trees(state: State) -> dict[str, Any]:
     return {"server": state.server, "clients": state.clients.saved(), "known_masks": state.known_masks}
 
 
-def _known(parent: Path) -> str:
-    """The latest runs in a folder, and in its folder runs, where a run without --out is written."""
-    files = [*parent.glob("runs/*/run.toml"), *parent.glob("*/run.toml")] if parent.is_dir() else []
-    names = sorted(file.parent.relative_to(parent).as_posix() for file in files)
-    return ", ".join(names[-5:]) or "none"
-
-
 def fresh(parent: Path, title: str) -> Path:
     """A new, empty folder under the parent, named after the day, the time and the title.
 
@@ -237,14 +230,6 @@ def fresh(parent: Path, title: str) -> Path:
     return path
 
 
-def no_folder(path: Path) -> RunError:
-    """The error for a run folder that does not exist."""
-    return RunError(
-        f"there is no folder {path}; a run folder was expected, as `copfl run --out FOLDER` writes it. "
-        f"Known runs: {_known(path.parent)}"
-    )
-
-
 @contextlib.contextmanager
 def claimed(path: Path, new: bool) -> Iterator[RunFolder]:
     """The folder, locked until the end; a new one in which no run began is removed again.
@@ -256,8 +241,8 @@ def claimed(path: Path, new: bool) -> Iterator[RunFolder]:
     folder = RunFolder(path)
     if new:
         _check_free(folder)
-    elif not path.is_dir():
-        raise no_folder(path)
+    else:
+        check_folder(path)
     with contextlib.ExitStack() as stack:
         if new:
             stack.callback(_remove_if_empty, path)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from copfl.errors import UsageError
 from copfl.experiment.preparation import Tell
 from copfl.experiment.rounds_search import CHOSEN, MARGIN, Lowest, held_out, losses_of, lowest_loss
-from copfl.settings.merging import Layer
+from copfl.settings.layers import Layer
 from copfl.settings.schema import Run
 
 NETWORK = "embedding"  # the model of texts, where nobody chose one

@@ -8,7 +8,8 @@ from typing import Any
 from copfl.settings import named_code
 from copfl.settings.components import build
 from copfl.settings.facts import Facts, check_model
-from copfl.settings.merging import Layer, lower_layers, merge
+from copfl.settings.layers import Layer
+from copfl.settings.merging import lower_layers, merge
 from copfl.settings.schema import Run
 from copfl.settings.suggestions import suggest
 from copfl.settings.validation import validate

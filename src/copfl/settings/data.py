@@ -16,7 +16,8 @@ from copfl.data.samples import Dataset
 from copfl.data.sets import datasets
 from copfl.data.sets.hub import PREFIX
 from copfl.settings import named_code, schema, user_code
-from copfl.settings.checking import checked, unknown_name
+from copfl.settings.checking import checked
+from copfl.settings.layers import check_data
 from copfl.settings.schema import record_of, table_of
 
 # Parameters of a reader of data that are no settings.
@@ -33,12 +34,7 @@ def data_record(table: Mapping[str, Any]) -> schema.Data:
     if user_code.is_reference(name):
         user_code.attribute("data", name, record.code)
         return dataclasses.replace(record, code=named_code.digests(name))
-    is_written_as_path = len(Path(name).parts) > 1 or name.endswith("/")
-    is_path = (is_written_as_path or os.path.exists(name)) and not name.startswith(PREFIX)
-    if not (is_path or name in datasets.DATASETS or name.startswith(PREFIX) or Path(name).suffix):
-        raise unknown_name(
-            "data.name", name, [*datasets.DATASETS, "FILE", "FOLDER", "hf:NAME", "mymodule:load"]
-        )
+    is_path = check_data(name)
     if name in datasets.DATASETS:
         checked("data", datasets.DATASETS[name], record.arguments, READS, schema.paths())
     if is_path and name not in datasets.DATASETS:

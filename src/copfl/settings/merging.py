@@ -6,17 +6,14 @@ of a program that have a name.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from copfl.settings import presets
-from copfl.settings.checking import SettingError, unknown_key
 from copfl.settings.facts import Facts, defaults_of
+from copfl.settings.layers import Layer, check_layer
 from copfl.settings.schema import KINDS, RunSettings
 from copfl.settings.toml import Tables
-
-Layer = Mapping[str, Mapping[str, Any]]
 
 
 def lower_layers(layers: Sequence[Layer], passed: Mapping[str, Any], preset: str) -> tuple[Tables, Tables]:
@@ -81,23 +78,3 @@ def names_algorithm(*layers: Layer, preset: str = "") -> bool:
         preset: The name of a preset, which has an algorithm.
     """
     return bool(preset) or any(layer.get("algorithm", {}).get("name") for layer in layers)
-
-
-def check_layer(layer: Layer) -> None:
-    """Nothing, if the layer has tables of known kinds, whose values a file can have and give back."""
-    for kind, table in layer.items():
-        if kind not in KINDS:
-            raise unknown_key(kind, dict(table) if isinstance(table, Mapping) else table, KINDS)
-        if not isinstance(table, Mapping):
-            raise SettingError(kind, table, "must be a table of settings")
-        for key, value in table.items():
-            path = f"{kind}.{key}"
-            if key == "name" and not isinstance(value, str):
-                raise SettingError(path, value, "must be a word")
-            for number in value if isinstance(value, list | tuple) else (value,):
-                if isinstance(number, Mapping | list | datetime.date | datetime.time):
-                    raise SettingError(path, value, "must be a number, a word, or a list of them")
-                if not f"{path}{number}".isascii() and any(
-                    "\ud800" <= c <= "\udfff" for c in f"{path}{number}"
-                ):
-                    raise SettingError(path, value, "is not valid Unicode text; use another name")

@@ -18,7 +18,8 @@ from copfl.settings.checking import SettingError, parameters_of
 from copfl.settings.components import factory_of
 from copfl.settings.facts import LINEAR, SMALL_SETS, TREES, WORDS, Facts
 from copfl.settings.first_choice import first_choice
-from copfl.settings.merging import Layer, names_algorithm
+from copfl.settings.layers import Layer
+from copfl.settings.merging import names_algorithm
 from copfl.settings.record import declared
 from copfl.settings.toml import Tables
 

@@ -16,7 +16,7 @@ from copfl.errors import CopflError, UsageError
 from copfl.settings.checking import SettingError, options_of
 from copfl.settings.components import PLAIN, build, component, name_of
 from copfl.settings.content import digest_of
-from copfl.settings.merging import Layer
+from copfl.settings.layers import Layer
 from copfl.settings.record import DIGEST_LENGTH, without_digest
 from copfl.settings.schema import Run, record_of
 from copfl.settings.toml import Tables

@@ -26,7 +26,7 @@ from copfl.experiment.rounds_search import CHOSEN, with_found_rounds
 from copfl.rivals.effort import Effort
 from copfl.rivals.records import CONSTANT, TITLES, Array
 from copfl.settings.complete import complete
-from copfl.settings.merging import Layer
+from copfl.settings.layers import Layer
 from copfl.settings.schema import Run
 
 NETWORK = "network"

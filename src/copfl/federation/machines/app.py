@@ -35,7 +35,7 @@ from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
 from copfl.settings.federation import OWN, Federation, check_not_simulated, own_record
 from copfl.settings.flat import flat
-from copfl.settings.merging import Layer
+from copfl.settings.layers import Layer
 from copfl.settings.schema import Model
 from copfl.settings.toml import Tables, written
 

@@ -1,8 +1,10 @@
 """`copfl doctor`: what is installed, and whether it trains."""
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
+import runpy
 import sys
 import time
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from copfl import __version__
 from copfl.cli.options import option
 from copfl.errors import EXTRAS
 
@@ -44,12 +47,11 @@ def doctor(
 
 
 def version_line() -> str:
-    """Such as "copfl 0.2.0, torch 2.13.0, CUDA 13.0"."""
-    import torch
-
-    from copfl import __version__
-
-    return f"copfl {__version__}, torch {torch.__version__}, CUDA {torch.version.cuda or 'none'}"
+    """Such as "copfl 0.2.0, torch 2.13.0, CUDA 13.0"; torch is not imported."""
+    found = importlib.util.find_spec("torch")
+    folder = Path(found.origin).parent if found and found.origin else Path()
+    torch = runpy.run_path(str(folder / "version.py"))
+    return f"copfl {__version__}, torch {torch['__version__']}, CUDA {torch['cuda'] or 'none'}"
 
 
 def _gpus() -> list[str]:

@@ -324,6 +324,7 @@ def evaluate(
 
 def _evaluate_all(run: Path, samples: int, out: Path | None, as_json: bool) -> None:
     """The matrix on stdout, and in a file."""
+    check_folder(run)
     from copfl.experiment.bundle.places import of_node
     from copfl.experiment.finished import cross_site
     from copfl.tables import RULE, Table, as_csv, as_text, plain

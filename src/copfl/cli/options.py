@@ -208,15 +208,16 @@ def training(
 
 
 def check_algorithms(rows: Iterable[str]) -> None:
-    """SettingError for a misspelled algorithm; without torch, so those with options are not checked here.
+    """SettingError for a misspelled algorithm; without torch, so their options are not checked here.
 
     Args:
-        rows: Such as "copfl,fedavg".
+        rows: Such as "copfl,fedavg:lr=0.1".
     """
     from copfl.settings import first_look
 
-    for name in (name.strip() for row in rows if ":" not in row for name in row.split(",")):
-        if name != "all":
+    words = [word.strip() for row in rows if not set("[\"'") & set(row) for word in row.split(",")]
+    for name, _, options in (word.partition(":") for word in words):
+        if name != "all" and ("=" in options or not options):  # else "module:attribute"
             first_look.check_algorithm_name(name)
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from copfl.settings import named_code
-from copfl.settings.checking import SettingError, unknown_key, unknown_name
-from copfl.settings.record import Component
+from copfl.settings.checking import SettingError, converted, unknown_key, unknown_name
+from copfl.settings.record import Component, declared_types
 from copfl.settings.schema import KINDS, record_of
 
 Layer = Mapping[str, Mapping[str, Any]]
@@ -30,7 +30,13 @@ def look(layer: Layer, kinds: Collection[str] = tuple(KINDS)) -> None:
     """
     check_layer(layer, kinds)
     for kind, record in KINDS.items():
-        if kind in layer and not issubclass(record, Component):
+        if kind not in layer or kind not in kinds:
+            continue
+        if issubclass(record, Component):  # whose other keys depend on its name
+            known = declared_types(record)
+            for key in known.keys() & layer[kind]:
+                converted(f"{kind}.{key}", layer[kind][key], *known[key])
+        else:
             record_of(kind, layer[kind])
     if ":" not in (name := layer.get("data", {}).get("name", ":")):  # else a module or the hub
         check_data_name(name)
@@ -64,10 +70,12 @@ def check_layer(layer: Layer, kinds: Collection[str] = tuple(KINDS)) -> None:
 
 
 def check_data_name(name: str) -> None:
-    """SettingError for a word that names no data set, and is no path."""
-    from copfl.data.sets.datasets import DATASETS
+    """An error for a word that names no data set and is no path, and for a path of nothing that can be read."""
+    from copfl.data.sets.datasets import DATASETS, reader
     from copfl.data.sets.hub import PREFIX
 
+    if name not in DATASETS and not name.startswith(PREFIX) and (Path(name).suffix or is_path(name)):
+        reader(str(Path(name).absolute()))  # of a file or folder that there is
     if not (name in DATASETS or name.startswith(PREFIX) or Path(name).suffix or is_path(name)):
         raise unknown_name("data.name", name, [*DATASETS, "FILE", "FOLDER", f"{PREFIX}NAME", "mymodule:load"])
 

@@ -503,21 +503,20 @@ def counts_of_cells(deviations: Tensor, leaf: Tensor, counts: Tensor, leaves: in
 
 
 def rewarded(losses: Tensor, counts: Tensor) -> Tensor:
-    """[] int64: how many trees have the least loss on rows that they were not grown on.
+    """[] int64: the fewest trees whose loss is the least one, up to a standard error (Breiman et al. 1984).
 
-    None, unless the mean of the rows' gains is larger than its standard error.
+    Losses are of rows that the trees were not grown on; the standard error is that of the difference by row.
 
     Args:
         losses: [trees + 1, n], of each row by the first k trees.
         counts: [n], 0 of a row that does not count.
     """
     rows = counts.sum().clamp(min=2)
-    gains = (losses[:1] - losses) * counts
-    mean = gains.sum(1) / rows
-    variance = ((gains - mean[:, None]) ** 2 * counts).sum(1) / (rows - 1)
-    best = mean.argmax(0, keepdim=True)
-    is_earned = mean.gather(0, best) > (variance.gather(0, best) / rows).sqrt()
-    return torch.where(is_earned, best, 0)[0]
+    best = (losses * counts).sum(1).argmin(0, keepdim=True)
+    worse = (losses - losses.gather(0, best[:, None].expand(1, losses.shape[1]))) * counts
+    mean = worse.sum(1) / rows
+    variance = ((worse - mean[:, None]) ** 2 * counts).sum(1) / (rows - 1)
+    return (mean <= (variance / rows).sqrt()).long().argmax(0)
 
 
 # -- intercepts ----------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@
 
 All grow TREES trees of DEPTH levels with RATE, λ = 1 and at least 20 rows in a leaf, on at most 63 bins of a column;
 no rows or columns are left out. LightGBM grows leaf after leaf, here up to all leaves of these levels. Of several
-classes they have a tree for each, and ours a value for each in one tree. A seed is another 30 % of test rows. The
-error is the RMSE of values, and the log loss of classes. `results/trees.json` is the record of both.
+classes all have a tree for each. A seed is another 30 % of test rows. The error is the RMSE of values, and the log
+loss of classes. `results/trees.json` is the record of both.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from copfl.data.sets.datasets import load
 from copfl.engine.mapping import vmap
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.models.trees import Trees as Model
+from copfl.models.trees import trees_of_step
 from copfl.tables import Table, as_markdown
 
 RECORD = Path(__file__).parents[1] / "results" / "trees.json"
@@ -116,7 +117,8 @@ def federated(sites: list[Data], test: Data) -> Fitted:
     names = tuple(f"c{n}" for n in range(max(1, classes)))
     dataset = Dataset("table", samples, held_out, names, kind=criterion.kind)
     federation = FederatedData(dataset, Partition(parts, tuple(p[:1] * 0 for p in parts), "sites", {}))
-    task: Task = task_of(Model((x.shape[1],), len(names), TREES, DEPTH), len(names), criterion=criterion)
+    rows = TREES * trees_of_step(criterion.kind, len(names))
+    task: Task = task_of(Model((x.shape[1],), len(names), rows, DEPTH), len(names), criterion=criterion)
     how = Trees(RATE, 1.0, LEAST, BINS, intercept=False)
     state, rounds, start = begin(how, task, len(sites)), BEFORE + TREES * DEPTH, time.process_time()
     for _ in simulate(Simulation(how, task, federation, vmap(64)), state, rounds=rounds, eval_every=rounds):
@@ -170,15 +172,16 @@ def error(fitted: Fitted, test: Data) -> float:
 # -- the record ----------------------------------------------------------------------------------------------
 
 
-def errors(seeds: int) -> dict[str, dict[str, list[float]]]:
+def errors(seeds: int, tables: list[str], models: list[str]) -> dict[str, dict[str, list[float]]]:
     """Of each table and model, the error of each seed."""
     found: dict[str, dict[str, list[float]]] = {}
-    for name, read in TABLES.items():
-        data, found[name] = read(), {model: [] for model in MODELS}
+    for name in tables:
+        data, found[name] = TABLES[name](), {model: [] for model in models}
         for seed in range(seeds):
             order = np.random.default_rng(seed).permutation(len(data.y))
             test, train = np.split(order, [round(TESTED * len(order))])
-            for model, fit in MODELS.items():
+            for model in models:
+                fit = MODELS[model]
                 found[name][model].append(error(fit(data.rows(train), data.rows(test)), data.rows(test)))
         print(name, {model: round(float(np.mean(e)), 4) for model, e in found[name].items()}, flush=True)
     return found
@@ -228,12 +231,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--tables", nargs="*", help="of TABLES; by default all, others stay in the record")
+    parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--page", action="store_true", help="the tables of the record, without fits")
     chosen = parser.parse_args()
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     if not chosen.page:
-        record["speed" if chosen.speed else "errors"] = speeds() if chosen.speed else errors(chosen.seeds)
+        if chosen.speed:
+            record["speed"] = speeds()
+        else:
+            before, tables = record.get("errors", {}), chosen.tables or list(TABLES)
+            found = errors(chosen.seeds, tables, chosen.models.split(","))
+            record["errors"] = before | {name: before.get(name, {}) | found[name] for name in tables}
         RECORD.write_text(json.dumps(record, indent=1) + "\n")
     if "errors" in record:
         print(as_markdown(error_table(record["errors"])))

@@ -29,7 +29,7 @@ def main() -> None:
     )
     parser.add_argument("--data-dir", type=Path, default=os.environ.get("COPFL_DATA"))
     parser.add_argument("--federations", default=",".join(FEDERATIONS))
-    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=METHODS)
     parser.add_argument("--splits", type=int, default=10)
     parser.add_argument("--first", type=int, default=0, help="the first split")
     parser.add_argument("--processes", type=int, default=2)
@@ -46,7 +46,7 @@ def main() -> None:
         jobs = [
             Job(federation, split, method)
             for split, federation, method in itertools.product(
-                splits, options.federations.split(","), options.methods.split(",")
+                splits, options.federations.split(","), options.methods
             )
         ]
         run_jobs(jobs, partial(record, folder=options.data_dir), lines, options.processes, options.budget)

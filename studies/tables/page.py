@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from copfl.stats import over_clients
 from copfl.tables import Table, as_markdown
 from studies.tables.federations import CLASSES, FEDERATIONS
-from studies.tables.study import CHOOSE, DEFAULT, METHODS
+from studies.tables.study import ALONE, CHOOSE, DEFAULT, METHODS, OWN, SHARED
 
 INTRODUCTION = Path(__file__).parent / "introduction.md"
 RIVALS = ("constant", "linear", "forest", "boosted")
@@ -40,6 +40,7 @@ class Records(NamedTuple):
     trained: dict[tuple[str, str], Counter[str]]
     seconds: dict[tuple[str, str], list[float]]  # of a processor
     probabilities: dict[str, list[dict[str, float]]]  # of the default, by federation
+    kept: dict[tuple[str, int], list[int]]  # own trees of each site, by federation and split
 
     def of(self, federation: str, model: str, metric: str) -> dict[int, float]:
         """By split, the mean over sites."""
@@ -54,7 +55,7 @@ class Records(NamedTuple):
 
 def read(path: Path) -> Records:
     """The records of a file."""
-    records = Records({}, {}, {}, {})
+    records = Records({}, {}, {}, {}, {})
     for line in gzip.decompress(path.read_bytes()).decode().splitlines():
         run = json.loads(line)
         if "error" in run:
@@ -65,6 +66,8 @@ def read(path: Path) -> Records:
             records.seconds.setdefault(key, []).append(run["seconds"])
         if run["method"] == DEFAULT and "probabilities" in run:
             records.probabilities.setdefault(run["federation"], []).append(run["probabilities"])
+        if run["method"] == OWN:
+            records.kept[run["federation"], run["split"]] = run["kept"]
         for model, metrics in run["values"].items():
             records.values[run["federation"], model, run["split"]] = metrics
     return records
@@ -82,13 +85,16 @@ def page_of(path: Path) -> str:
         parts.append(as_markdown(_judged(records, federations, error)))
     parts.append(as_markdown(_calibrated(records, classes)))
     parts.append(as_markdown(_races(records)))
+    for error, federations in ((LOG_LOSS, classes), (RMSE, values)):
+        if (of_trees := _own_trees(records, federations, error)).rows:
+            parts.append(as_markdown(of_trees))
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
 def _models(records: Records) -> list[str]:
-    """Those that are compared in each split; `choose` is slow and has a table of its own."""
-    known = {model for _, model, _ in records.values}
-    return [model for model in (*RIVALS, *METHODS) if model in known and model != CHOOSE]
+    """Those that are compared in each split; `choose` is slow and has a table of its own, and so have own trees."""
+    known = {model for _, model, _ in records.values} - {CHOOSE, OWN, ALONE}
+    return [model for model in (*RIVALS, *METHODS) if model in known]
 
 
 def _means(records: Records, federations: list[str], error: Error) -> Table:
@@ -153,6 +159,54 @@ def _races(records: Records) -> Table:
             )
             rows.append([name, error.title, took, *values])
     return Table("choose with two minutes", ["", "error", "took", "its error", "the default's"], rows)
+
+
+def _own_trees(records: Records, federations: list[str], error: Error) -> Table:
+    """Trees of each site alone, shared ones, and those with a site's own; and the sites that keep their own."""
+    rows = []
+    for federation in federations:
+        arms = {model: records.of(federation, model, error.metric) for model in (ALONE, SHARED, OWN)}
+        if not (both := set(arms[OWN])):
+            continue
+        changes = np.array([100 * (arms[OWN][s] / arms[SHARED][s] - 1) for s in sorted(both)])
+        bounds = over_clients(changes)
+        interval = f" [{bounds.low:+.1f}, {bounds.high:+.1f}]" if len(both) > 1 else ""
+        of_sites = [_errors(records, federation, split, error) for split in sorted(both)]
+        kept, difference = (np.concatenate(parts) for parts in zip(*of_sites, strict=True))
+        at_keepers = difference[kept > 0]
+        alone = both & set(arms[ALONE])
+        mean_alone = f"{np.mean([arms[ALONE][s] for s in alone]):.{error.digits}f}" if alone == both else ""
+        rows.append(
+            [
+                federation,
+                f"{len(both)}",
+                mean_alone,
+                *(f"{np.mean([arms[m][s] for s in both]):.{error.digits}f}" for m in (SHARED, OWN)),
+                f"{changes.mean():+.1f}{interval}",
+                f"{len(at_keepers)} of {len(kept)}",
+                f"{int((at_keepers < 0).sum())}, {int((at_keepers > 0).sum())}",
+            ]
+        )
+    head = [
+        "",
+        "splits",
+        "alone",
+        "shared",
+        "with own",
+        "own to shared, %",
+        "sites that keep own",
+        "better, worse",
+    ]
+    return Table(f"{error.title} of trees: alone, shared, and with a site's own", head, rows)
+
+
+def _errors(records: Records, federation: str, split: int, error: Error) -> tuple[Numbers, Numbers]:
+    """Of each site that has test rows: how many own trees it keeps, and its error with them less that without."""
+    own, shared = (
+        np.array(records.values[federation, model, split][error.metric], float) for model in (OWN, SHARED)
+    )
+    known = ~np.isnan(own)
+    return np.array(records.kept[federation, split], float)[known], (own - shared)[known]
 
 
 def _calibrated(records: Records, federations: list[str]) -> Table:

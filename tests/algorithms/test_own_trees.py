@@ -111,13 +111,21 @@ def test_the_order_of_the_folds_comes_in_the_rounds_after_the_shared_trees() -> 
     assert epochs_in(Trees(), task, 10**6) == 1
 
 
-def test_trees_are_kept_if_the_gain_on_other_rows_is_above_its_standard_error() -> None:
+def test_a_site_keeps_the_fewest_trees_within_a_standard_error_of_the_best() -> None:
     noise = torch.tensor([1.0, -1.0, 1.0, -1.0]).double()
-    losses = torch.stack([torch.ones(4).double(), 0.9 + 0.1 * noise, 0.8 + noise])
+    none, one = torch.ones(4).double(), 0.9 + 0.1 * noise
     everywhere = torch.ones(4).double()
-    assert int(rewarded(losses, everywhere)) == 0  # 0.2 with an error of 0.58
-    assert int(rewarded(losses[:2], everywhere)) == 1  # 0.1 with an error of 0.058
-    assert int(rewarded(losses[:2] * 0 + 1, everywhere)) == 0
+
+    def kept_of(*losses: torch.Tensor, counts: torch.Tensor = everywhere) -> int:
+        return int(rewarded(torch.stack(losses), counts))
+
+    assert kept_of(none, one) == 1  # 0.1 with an error of 0.058
+    assert kept_of(none, one, 0.8 + noise) == 0  # 0.2 with an error of 0.58
+    assert kept_of(none, one, one - 0.05) == 2  # the difference to one tree has no error
+    assert kept_of(none, one, one - 0.05 * (1 + noise)) == 2  # 0.05 with an error of 0.029
+    assert kept_of(none, one, one - 0.02 + 0.1 * noise) == 1  # 0.02 with an error of 0.058
+    assert kept_of(none, none) == 0
+    assert kept_of(none, torch.tensor([0.0, 0.0, 9.0, 9.0]).double(), counts=everywhere * (noise > 9)) == 0
 
 
 def test_laws() -> None:

@@ -20,7 +20,7 @@ from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.engine.mapping import sequential, vmap
 from copfl.errors import UsageError
-from copfl.models import MLP
+from copfl.models import MLP, build
 from copfl.models.trees import Trees as TreesModel
 from copfl.parts.boosting import NEVER, Bins, merged
 from copfl.settings.complete import complete
@@ -69,7 +69,8 @@ def federation_of(problem: Problem, sizes: Sequence[int] = SIZES) -> FederatedDa
 
 
 def task_for(problem: Problem, trees: int = TREES, depth: int = DEPTH) -> Task:
-    model = TreesModel((problem.x.shape[1],), problem.outputs, trees, depth)
+    shape = (problem.x.shape[1],)
+    model = build("trees", shape, problem.outputs, 0, problem.kind, trees=trees, depth=depth)
     return task_of(model, problem.outputs, criterion=CRITERIA[problem.kind](), dtype=torch.float64)
 
 
@@ -93,31 +94,40 @@ def derivatives(problem: Problem, eta: Floats) -> tuple[Floats, Floats]:
 
 
 def boosted(problem: Problem, edges: list[Floats], bias: Floats, how: Trees) -> Floats:
-    """η of every row after all trees."""
-    x, eta = problem.x, np.repeat(bias[None], len(problem.x), 0)
+    """η of every row after all trees; of several classes each has a tree."""
+    eta = np.repeat(bias[None], len(problem.x), 0)
+    each = problem.kind == "classification" and eta.shape[1] > 1
     for _ in range(TREES):
         e, h = derivatives(problem, eta)
-
-        def score(rows: NDArray[np.bool_], e: Floats = e, h: Floats = h) -> float:
-            return float((e[rows].sum(0) ** 2 / (h[rows].sum(0) + how.penalty)).sum())
-
-        nodes = [np.ones(len(x), bool)]
-        for _ in range(DEPTH):
-            after = []
-            for rows in nodes:
-                best, sides = 1e-9 * score(rows), [rows]
-                for column, limits in enumerate(edges):
-                    for limit in limits:
-                        left, right = rows & (x[:, column] <= limit), rows & (x[:, column] > limit)
-                        if min(left.sum(), right.sum()) >= how.least:
-                            gain = score(left) + score(right) - score(rows)
-                            if gain > best + 1e-12:
-                                best, sides = gain, [left, right]
-                after += sides
-            nodes = after
-        for rows in nodes:
-            eta[rows] += how.rate * e[rows].sum(0) / (h[rows].sum(0) + how.penalty)
+        for part in [[n] for n in range(eta.shape[1])] if each else [slice(None)]:
+            eta[:, part] += stepped(problem.x, e[:, part], h[:, part], edges, how)
     return eta
+
+
+def stepped(x: Floats, e: Floats, h: Floats, edges: list[Floats], how: Trees) -> Floats:
+    """What a tree adds to every row."""
+
+    def score(rows: NDArray[np.bool_]) -> float:
+        return float((e[rows].sum(0) ** 2 / (h[rows].sum(0) + how.penalty)).sum())
+
+    nodes = [np.ones(len(x), bool)]
+    for _ in range(DEPTH):
+        after = []
+        for rows in nodes:
+            best, sides = 1e-9 * score(rows), [rows]
+            for column, limits in enumerate(edges):
+                for limit in limits:
+                    left, right = rows & (x[:, column] <= limit), rows & (x[:, column] > limit)
+                    if min(left.sum(), right.sum()) >= how.least:
+                        gain = score(left) + score(right) - score(rows)
+                        if gain > best + 1e-12:
+                            best, sides = gain, [left, right]
+            after += sides
+        nodes = after
+    value = np.zeros_like(e)
+    for rows in nodes:
+        value[rows] = how.rate * e[rows].sum(0) / (h[rows].sum(0) + how.penalty)
+    return value
 
 
 def eta_of(server: Server, x: Floats) -> Floats:
@@ -335,6 +345,19 @@ def test_other_losses_are_refused() -> None:
     task = task_of(TreesModel((4,), 1), 1, criterion=regression(loss="huber"))
     with pytest.raises(UsageError, match="trees predict values by squared or absolute error"):
         Trees().server_init(task, 3)
+
+
+def test_a_model_without_a_tree_for_each_class_is_refused() -> None:
+    with pytest.raises(UsageError, match="of 3 classes each needs a tree, and the model has 2"):
+        Trees().server_init(task_of(TreesModel((4,), 3, 2), 3), 3)
+
+
+def test_by_settings_several_classes_have_so_many_trees_each() -> None:
+    shapes = {
+        kind: build("trees", (4,), 3, 0, kind, trees=5).get_parameter("ensemble.feature").shape[0]
+        for kind in ("classification", "regression")
+    }
+    assert shapes == {"classification": 15, "regression": 5}
 
 
 def test_too_many_columns_are_refused() -> None:

@@ -18,7 +18,7 @@ from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.engine.mapping import vmap
-from copfl.models.trees import Trees as Model
+from copfl.models import build
 from copfl.parts.boosting import NEVER, Bins, Growth, median_of_cells, own_trees, target_of
 from tests.toys import rounds_of
 
@@ -76,35 +76,54 @@ def start(kind: str, y: Floats) -> Floats:
 def boosted(kind: str, x: Floats, y: Floats, edges: Sequence[Floats], how: Setting, eta: Floats) -> Floats:
     """eta [n, q] after all trees, on bins with these edges."""
     bins = np.stack([np.searchsorted(edge, column) for edge, column in zip(edges, x.T, strict=True)], 1)
+    outputs = range(y.shape[1])
     for _ in range(how.trees):
         e, h = derivatives(kind, y, eta)
-
-        def score(rows: NDArray[np.bool_], e: Floats = e, h: Floats = h) -> float:
-            return float((e[rows].sum(0) ** 2 / (h[rows].sum(0) + how.penalty)).sum())
-
-        leaf = np.zeros(len(y), int)
-        for _ in range(DEPTH):
-            goes_right = np.zeros(len(y), int)
-            for node in np.unique(leaf):
-                here, best, chosen = leaf == node, 1e-9, np.zeros(len(y), bool)
-                for column, edge in enumerate(edges):
-                    for b in range(len(edge)):
-                        left, right = here & (bins[:, column] <= b), here & (bins[:, column] > b)
-                        gain = score(left) + score(right) - score(here)
-                        if min(left.sum(), right.sum()) >= how.least and gain > best + 1e-9:
-                            best, chosen = gain, right
-                goes_right[chosen] = 1
-            leaf = 2 * leaf + goes_right
-        residuals, value = y - eta, np.zeros_like(y)
-        for node in np.unique(leaf):
-            here = leaf == node
-            value[here] = e[here].sum(0) / (h[here].sum(0) + how.penalty)
-            if kind == "absolute":
-                units = np.sqrt(np.pi / 2) * abs(residuals).mean(0)
-                medians = [middle(r, unit) for r, unit in zip(residuals[here].T, units, strict=True)]
-                value[here] = np.array(medians) * here.sum() / (here.sum() + how.penalty)
+        value = np.zeros_like(y)
+        for of_tree in [[output] for output in outputs] if kind == "classes" else [outputs]:
+            value[:, of_tree] = grown(
+                kind, (y - eta)[:, of_tree], e[:, of_tree], h[:, of_tree], bins, edges, how
+            )
         eta = eta + how.rate * value
     return eta
+
+
+def grown(
+    kind: str,
+    residuals: Floats,
+    e: Floats,
+    h: Floats,
+    bins: NDArray[np.int64],
+    edges: Sequence[Floats],
+    how: Setting,
+) -> Floats:
+    """What one tree says of each row, before the rate."""
+
+    def score(rows: NDArray[np.bool_]) -> float:
+        return float((e[rows].sum(0) ** 2 / (h[rows].sum(0) + how.penalty)).sum())
+
+    leaf = np.zeros(len(e), int)
+    for _ in range(DEPTH):
+        goes_right = np.zeros(len(e), int)
+        for node in np.unique(leaf):
+            here, best, chosen = leaf == node, 1e-9, np.zeros(len(e), bool)
+            for column, edge in enumerate(edges):
+                for b in range(len(edge)):
+                    left, right = here & (bins[:, column] <= b), here & (bins[:, column] > b)
+                    gain = score(left) + score(right) - score(here)
+                    if min(left.sum(), right.sum()) >= how.least and gain > best + 1e-9:
+                        best, chosen = gain, right
+            goes_right[chosen] = 1
+        leaf = 2 * leaf + goes_right
+    value = np.zeros_like(e)
+    for node in np.unique(leaf):
+        here = leaf == node
+        value[here] = e[here].sum(0) / (h[here].sum(0) + how.penalty)
+        if kind == "absolute":
+            units = np.sqrt(np.pi / 2) * abs(residuals).mean(0)
+            medians = [middle(r, unit) for r, unit in zip(residuals[here].T, units, strict=True)]
+            value[here] = np.array(medians) * here.sum() / (here.sum() + how.penalty)
+    return value
 
 
 # -- the federation ------------------------------------------------------------------------------------------
@@ -153,10 +172,8 @@ def test_the_trees_of_a_federation_are_those_of_the_oracle(name: str) -> None:
     names = tuple("abc"[: problem.outputs])
     dataset = Dataset("toy", samples, samples, names, kind=problem.criterion.kind)
     federation = FederatedData(dataset, Partition(parts, parts, "by hand", {}))
-    task = task_of(
-        Model((4,), problem.outputs, TREES, DEPTH), problem.outputs, criterion=problem.criterion,
-        dtype=torch.float64,
-    )  # fmt: skip
+    model = build("trees", (4,), problem.outputs, 0, problem.criterion.kind, trees=TREES, depth=DEPTH)
+    task = task_of(model, problem.outputs, criterion=problem.criterion, dtype=torch.float64)
     algorithm = Trees(how.rate, how.penalty, how.least, bins=9, intercept=False)
     rounds = BEFORE + TREES * (DEPTH + (problem.kind == "absolute"))
     grown = rounds_of(algorithm, task, federation, rounds, vmap(8))[0].server.grown

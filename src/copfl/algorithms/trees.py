@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from copfl.core import ClientOutput, Data, Metrics, Plan, Task, tree
 from copfl.core.criteria import mean_of_valid
@@ -30,6 +31,7 @@ from copfl.parts.boosting import (
     no_trees,
     own_intercept,
     own_trees,
+    parted,
     rewarded,
     target_of,
     with_level,
@@ -79,7 +81,7 @@ class Rows(NamedTuple):
 
     bin: Tensor  # [n, columns] int16
     eta: Tensor  # [n, q]
-    leaf: Tensor  # [n, 1], in the tree that grows
+    leaf: Tensor  # [n, trees of a step], in the trees that grow
     trees: Tensor  # [], how many are in η
 
 
@@ -87,9 +89,11 @@ class Rows(NamedTuple):
 class Trees:
     """Boosted trees of all sites, and an intercept per site that is shrunk to the common one: u ~ N(0, τ²).
 
-    A round grows one level of a tree; of absolute errors, a further one gives its leaves their medians. It trains
+    A round grows one level of a tree, of several classes of a tree for each; of absolute errors, a further one gives
+    the leaves their medians. It trains
     `--model trees`, whose options say how many trees, and how deep. The last `own` of them are those of a site: it
-    grows them on what the shared trees and its intercept leave to it, and keeps as many as its own folds reward.
+    grows them on what the shared trees and its intercept leave to it, and keeps the fewest within a standard error of
+    the best on its own folds.
 
     rate       the fraction of a Newton step that a leaf takes
     penalty    λ, in rows of a leaf (values), or in their second derivatives (classes, labels)
@@ -106,8 +110,7 @@ class Trees:
     folds      of its rows, by which a site chooses how many of its own trees it keeps
     alone      whether each site grows its own trees, and sends nothing: what it has without the others
 
-    Paper: all rows are in one place. Here the sums of the sites give the same. With several classes a tree has a
-    value for each.
+    Paper: all rows are in one place. Here the sums of the sites give the same.
     """
 
     rate: float = 0.05
@@ -191,8 +194,12 @@ class Trees:
         return Client(_double(task).new_zeros(target.outputs), own, trees)
 
     def _size(self, task: Task) -> tuple[int, int]:
-        """How many shared trees the model has room for, and the splits of each."""
-        trees, nodes = _shape(task, "ensemble.feature")
+        """How many shared trees of each class the model has room for, and the splits of each."""
+        rows, nodes = _shape(task, "ensemble.feature")
+        if not (trees := rows // _target(task).trees):
+            raise UsageError(
+                f"of {task.classes} classes each needs a tree, and the model has {rows}; use more model.trees"
+            )
         if self.own >= trees:
             raise UsageError(
                 f"algorithm.own={self.own} must be below model.trees={trees}, as the first trees are shared; use a "
@@ -218,8 +225,9 @@ class Trees:
         if known is None:
             x = _columns(task, data)
             leaves = forest.leaves(x)
-            at = growing.clamp(0, forest.feature.shape[0] - 1).expand(len(x), 1)
-            known = Rows(bins.of(x), forest.eta(leaves, like), leaves.gather(1, at), growing)
+            at = forest.each * growing.clamp(0, forest.steps - 1) + torch.arange(forest.each, device=x.device)
+            leaf = leaves.gather(1, at.expand(len(x), -1))
+            known = Rows(bins.of(x), forest.eta(leaves, like), leaf, growing)
         eta, leaf = known.eta, known.leaf
         intercept, curvature = client.intercept, torch.exp(-grown.log_ratio)
         if self.intercept and not self.alone:
@@ -228,23 +236,25 @@ class Trees:
 
         # The sums by column, node of the tree that grows, and bin.
         used = counts if self.rows == 1 else _drawn(plan, counts, data.size, self.rows)
-        of_rows = used[:, None]
-        second = (
-            [of_rows] * h.shape[1] if target.has_scale else [of_rows * one[:, None] for one in h.unbind(1)]
-        )
-        numbers = [*(of_rows * one[:, None] for one in e.unbind(1)), *second, of_rows]
-        node = leaf >> (depth - level.clamp(max=depth - 1))
-        channels = histogram(node * self.bins + known.bin, numbers, self._slots(forest))
-        if self.group > 1:  # the last channel counts the rows
-            by_node = channels.view(*channels.shape[:2], -1, self.bins).permute(1, 2, 0, 3)
-            channels = merged(by_node, self.group).permute(2, 0, 1, 3).flatten(2)
-        sums = channels.transpose(0, 1).flatten(1)
+        of_rows, by_tree = used[:, None], []
+        nodes = leaf >> (depth - level.clamp(max=depth - 1))
+        for node, *both in zip(
+            torch.split(nodes, 1, 1), *(parted(one, forest.each) for one in (e, h)), strict=True
+        ):
+            first, second = ([of_rows * one[:, None] for one in part.unbind(1)] for part in both)
+            numbers = [*first, *([of_rows] * len(second) if target.has_scale else second), of_rows]
+            channels = histogram(node * self.bins + known.bin, numbers, self._slots(forest))
+            if self.group > 1:  # the last channel counts the rows
+                by_node = channels.view(*channels.shape[:2], -1, self.bins).permute(1, 2, 0, 3)
+                channels = merged(by_node, self.group).permute(2, 0, 1, 3).flatten(2)
+            by_tree.append(channels)
+        sums = torch.cat(by_tree).transpose(0, 1).flatten(1)
         sums = torch.cat([sums, sums.new_zeros(len(sums), self._room(forest) - sums.shape[1])], 1)
         if data.known is None:  # it may be a round before the first tree: those that the bins are made from
-            first = self._first_sums(forest, x.to(like), counts)
+            moments = self._first_sums(forest, x.to(like), counts)
             cells = histogram(bins.cells(x.to(like)), [counts[:, None]], self._room(forest))[0]
             cells = merged(cells[:, None], self.group)[:, 0]
-            sums = torch.where(grown.rounds == 0, first, torch.where(grown.rounds == 1, cells, sums))
+            sums = torch.where(grown.rounds == 0, moments, torch.where(grown.rounds == 1, cells, sums))
         means = (target.means(data.y) * counts[:, None]).sum(0)
         distances = (target.means(data.y) - eta - intercept).abs() if target.by_median else e**2
         spread = torch.stack(
@@ -256,7 +266,7 @@ class Trees:
             deviations = (target.means(data.y) - eta - intercept) / (grown.log_scale / 2).exp()
             by_leaf = counts_of_cells(deviations, leaf, used, forest.value.shape[1])
             parts.append(merged(by_leaf[..., None, :], self.group).flatten())
-        is_over = growing >= forest.feature.shape[0]  # then nothing is asked for
+        is_over = growing >= forest.steps  # then nothing is asked for
         upload = Upload(torch.where(is_over, 0, torch.cat(parts)) / ROWS)
 
         after = client._replace(intercept=intercept)
@@ -283,11 +293,11 @@ class Trees:
             eta, done = forest.bias.to(like).repeat(clients, rows, 1), 0
         else:
             bin, eta, done = before.bin, before.eta, int(before.trees[0])
-        for number in range(done, min(growing, len(forest.feature))):
-            leaf = _one(forest, number).leaves(x)[:, 0]
-            eta = eta + forest.value[number].to(like)[leaf].view_as(eta)
-        last = min(growing, len(forest.feature) - 1)
-        leaf = _one(forest, last).leaves(x).view(clients, rows, 1)
+        for number in range(done, min(growing, forest.steps)):
+            leaf = _one(forest, number).leaves(x)
+            eta = eta + forest.said(number, leaf, like).view_as(eta)
+        last = min(growing, forest.steps - 1)
+        leaf = _one(forest, last).leaves(x).view(clients, rows, -1)
         return Rows(bin, eta, leaf, torch.full((clients,), growing))
 
     def _first_sums(self, forest: Forest, x: Tensor, counts: Tensor) -> Tensor:
@@ -312,7 +322,7 @@ class Trees:
             held_out = held_out + torch.stack(losses) * is_out
         kept = rewarded(held_out, counts)
         forest, _ = own_trees(target, how, grown.bins, x, data.y, eta, counts)
-        is_kept = torch.arange(self.own, device=x.device) < kept
+        is_kept = torch.arange(len(forest.value), device=x.device) < forest.each * kept
         return forest._replace(value=torch.where(is_kept[:, None, None], forest.value, 0))
 
     def summand(self, task: Task, server: Server, id: Tensor, upload: Upload) -> Total:
@@ -323,7 +333,7 @@ class Trees:
             return server, {}
         after = self._with(task, server, total.sums)
         growing, _ = _growing(after.grown.rounds, after.grown.forest, _target(task))
-        metrics = {"trees": growing.clamp(0, after.grown.forest.feature.shape[0])}
+        metrics = {"trees": growing.clamp(0, after.grown.forest.steps)}
         if self.intercept:
             metrics["intercept_deviation"] = (
                 ((after.grown.log_ratio + after.grown.log_scale) / 2).exp().mean()
@@ -339,13 +349,15 @@ class Trees:
         parts = torch.split(ROWS * sums.to(grown.log_scale), sizes)
         histograms, means, (rows, sites) = parts[0].view(columns, room), parts[1], parts[3]
         # Before the first tree: the bins, and the prediction without trees.
-        slots, channels = self._slots(forest), 2 * q + 1
+        slots, channels = self._slots(forest), 2 * forest.value.shape[2] + 1
         scaled = bins.scaled(rows, histograms[:, 0], histograms[:, slots])
         edged = bins.with_edges(histograms[:, :CELLS])
         start = target.start(means / rows.clamp(min=1)).to(forest.bias)
         # Then one level of a tree.
         growing, level = _growing(grown.rounds, forest, target)
-        of_bins = histograms[:, : slots * channels].view(columns, channels, -1, self.bins).transpose(0, 1)
+        by_tree = histograms[:, : slots * channels * forest.each]
+        by_tree = by_tree.view(columns, forest.each, channels, -1, self.bins)
+        of_bins = by_tree.permute(2, 0, 1, 3, 4).flatten(2, 3)  # of all nodes of all trees of the step
         allowed = allowed_columns(growing, columns, self.columns, self.seed)
         splits = best_splits(of_bins, bins.edges, allowed, self.penalty, self.least)
         rate = 0.0 if target.by_median else self.rate  # a median comes in a round of its own
@@ -365,7 +377,7 @@ class Trees:
             bias = torch.where(second, bias + centre, bias)
         forest = forest._replace(bias=bias)
         variances = self._variances(grown, parts[2].view(4, q), rows, sites, target)
-        is_level = (grown.rounds >= BEFORE) & (growing < len(forest.feature)) & (level < forest.depth)
+        is_level = (grown.rounds >= BEFORE) & (growing < forest.steps) & (level < forest.depth)
         gain = before.gain.scatter_add(0, splits.feature, splits.gain * is_level)
         after = Server(Grown(grown.rounds + 1, new_bins, forest, *variances), gain)
         return tree.each(lambda new, old: torch.where(rows > 0, new, old), after, before)
@@ -389,7 +401,7 @@ class Trees:
 
     def _room(self, forest: Forest) -> int:
         """Numbers of a column."""
-        return max(CELLS, (2 * forest.bias.shape[0] + 1) * self._slots(forest))
+        return max(CELLS, forest.each * (2 * forest.value.shape[2] + 1) * self._slots(forest))
 
     def _slots(self, forest: Forest) -> int:
         """Bins of all nodes of the last level."""
@@ -407,14 +419,25 @@ def _cells(target: Target, forest: Forest) -> int:
 
 
 def _growing(rounds: Tensor, forest: Forest, target: Target) -> tuple[Tensor, Tensor]:
-    """Which tree grows in a round, and which of its levels; before the first round of a tree, none does."""
+    """Which step's trees grow in a round, and which of their levels; before the first round of a tree, none do."""
     step, steps = rounds - BEFORE, _steps(target, forest.depth)
     return torch.where(step < 0, -1, step // steps), step % steps
 
 
+def _filled(forest: Forest, trees: int) -> Forest:
+    """As many trees; the further ones say 0."""
+    if not (more := trees - len(forest.value)):
+        return forest
+    feature, value = (
+        F.pad(part, (0, 0) * (part.ndim - 1) + (0, more)) for part in (forest.feature, forest.value)
+    )
+    return Forest(feature, F.pad(forest.threshold, (0, 0, 0, more), value=NEVER), value, forest.bias)
+
+
 def _one(forest: Forest, number: int) -> Forest:
-    """One of its trees."""
-    feature, threshold, value = (part[number : number + 1] for part in forest[:3])
+    """The trees of one of its steps."""
+    of_step = slice(number * forest.each, (number + 1) * forest.each)
+    feature, threshold, value = (part[of_step] for part in forest[:3])
     return Forest(feature, threshold, value, forest.bias)
 
 
@@ -460,12 +483,16 @@ def _shape(task: Task, name: str) -> tuple[int, ...]:
 
 def _model(task: Task, target: Target, forest: Forest, intercept: Tensor) -> Tensor:
     """[D]: the model of these trees."""
-    trees, splits = forest.feature.shape
+    trees, splits = _shape(task, "ensemble.feature")[0], forest.feature.shape[1]
+    forest = _filled(forest, trees)
     like = task.initial
     inner = torch.arange(splits, device=task.device)
     itself = torch.arange(splits, 2 * splits + 1, device=task.device)
     padded = like.new_zeros(trees, splits + 1)
-    value = target.outputs_of(forest.value.to(intercept)).to(like)
+    place = torch.arange(trees, device=task.device) % forest.each  # the outputs of a tree
+    is_here = torch.eye(forest.each, dtype=intercept.dtype, device=task.device)[place]
+    value = forest.value.to(intercept)[:, :, None] * is_here[:, None, :, None]
+    value = target.outputs_of(value.flatten(2)).to(like)
     children = {
         name: torch.cat([2 * inner + side, itself]).to(like).expand(trees, -1)
         for name, side in (("left", 1), ("right", 2))

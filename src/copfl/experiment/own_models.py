@@ -18,7 +18,7 @@ from copfl.data.samples import CLASSIFICATION, REGRESSION
 from copfl.engine.mapping import renewed
 from copfl.experiment.result import Experiment
 from copfl.experiment.rivals import TrainedRivals, plan_of, trained_rivals
-from copfl.models.trees import Trees
+from copfl.models.trees import Trees, trees_of_step
 from copfl.rivals.as_trees import as_trees
 from copfl.rivals.estimators import Fitted, Shifted
 from copfl.rivals.records import CONSTANT, TITLES
@@ -74,7 +74,7 @@ def with_own_models(e: Experiment) -> Experiment:
             "run.own_models", e.settings.own_models, "needs a table of classes or of one value"
         )
     models = models_by_client(trained_rivals(e, plan), kinds, e)
-    size, room = size_of(models.values()), size_of([module])
+    size, room = size_of(models.values(), e), size_of([module], e)
     if any(wanted > there for wanted, there in zip(size, room, strict=True)):
         trees, nodes, depth = size
         raise SettingError(
@@ -82,7 +82,8 @@ def with_own_models(e: Experiment) -> Experiment:
             e.settings.own_models,
             f"needs a larger model: --set model.trees={trees} --set model.nodes={nodes} --set model.depth={depth}",
         )
-    vectors = [_vector(model.resized(*room), e.task.layout) for model in models.values()]
+    rows = len(module.ensemble.feature)
+    vectors = [_vector(model.resized(rows, *room[1:]), e.task.layout) for model in models.values()]
     algorithm = OwnModels(e.algorithm, tuple(models), torch.stack(vectors).to(e.task.initial))
     return dataclasses.replace(e, algorithm=algorithm, engine=renewed(e.engine))
 
@@ -123,11 +124,16 @@ def _as_trees(
     return as_trees(model, REGRESSION, columns, outputs, scale=[(mean[0] - shift, deviation[0])])
 
 
-def size_of(models: Iterable[Trees]) -> tuple[int, int, int]:
-    """Trees, nodes of a tree and depth that are enough for each of the models."""
+def size_of(models: Iterable[Trees], e: Experiment) -> tuple[int, int, int]:
+    """The settings trees, nodes and depth that are enough for each of the models.
+
+    Args:
+        models: Of clients.
+        e: Whose task they learn.
+    """
     sizes = [(*model.ensemble.feature.shape, model.ensemble.depth) for model in models]
     trees, nodes, depth = (max(of_models) for of_models in zip(*sizes, strict=True))
-    return trees, nodes, depth
+    return -(-trees // trees_of_step(e.task.criterion.kind, e.task.classes)), nodes, depth
 
 
 def _vector(module: Trees, layout: Layout) -> Tensor:

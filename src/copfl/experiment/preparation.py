@@ -64,7 +64,8 @@ def prepare(run: Run, *, validation: float = 0.0, tell: Tell | None = None) -> E
     if run.run.select == "best":
         held_out = f"{run.run.validation:g} of each client's training samples is for validation"
         tell(f"{held_out}, which chooses its best round; --validation sets the fraction")
-    module = build_model(run.model, run.adapter, clients.shape, len(samples.classes), run.run.seed)
+    outputs, seed = len(samples.classes), run.run.seed
+    module = build_model(run.model, run.adapter, clients.shape, outputs, seed, samples.kind)
     made = build("algorithm", run.algorithm, optimizer=run.optimizer)
     learned = task(run, module, clients, made, tell)
     wrapped = algorithm(run, made, learned, clients)

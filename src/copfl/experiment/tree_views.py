@@ -206,9 +206,9 @@ def _first(
 
 
 def _leaf(value: Sequence[float], scale: Sequence[float], dataset: Dataset) -> str:
-    """What it adds: to a value in its unit, to log odds, or to the score of each class."""
-    if dataset.kind == CLASSIFICATION and len(value) == 2:
-        return f"{value[1] - value[0]:+.3f}"
+    """What it adds: to a value in its unit, to log odds, or to the score of the first of several classes."""
+    if dataset.kind == CLASSIFICATION:
+        return f"{value[1] - value[0]:+.3f}" if len(value) == 2 else f"{value[0]:+.3f}"
     numbers = [v * s for v, s in zip(value, scale, strict=True)] if scale else value
     return ", ".join(f"{number:+.3g}" for number in numbers)
 

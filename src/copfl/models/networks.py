@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 
 from copfl.errors import UsageError, at_least, one_of, unknown
 from copfl.kernels.draws import seeded
-from copfl.models.trees import Trees
+from copfl.models.trees import TREES, Trees, trees_of_step
 
 MOST_LAYERS = 32  # of dilated convolutions: 2^32 tokens
 IMAGE = ("images", "channels", "height", "width")
@@ -328,14 +329,27 @@ SOURCES = {
 }
 
 
-def build(name: str, shape: tuple[int, ...], classes: int, seed: int, **keywords: object) -> nn.Module:
-    """A freshly initialised model for samples of this shape; the same seed gives the same weights."""
+def build(
+    name: str, shape: tuple[int, ...], classes: int, seed: int, kind: str = "", **keywords: Any
+) -> nn.Module:
+    """A freshly initialised model for samples of this shape; the same seed gives the same weights.
+
+    Args:
+        name: Of MODELS.
+        shape: Of one sample.
+        classes: Number of outputs.
+        seed: Of the weights.
+        kind: Of the task, where it is known: trees of several classes are more.
+        keywords: The options of the model.
+    """
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     given = ", ".join(f"{key}={str(value)[:40]}" for key, value in keywords.items()) or "default options"
     with seeded(seed), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # an error below
         try:
+            if name == "trees":
+                keywords["trees"] = keywords.get("trees", TREES) * trees_of_step(kind, classes)
             model = MODELS[name](shape, classes, **keywords)
         except (RuntimeError, MemoryError, OverflowError, TypeError) as error:  # of too large numbers
             why = str(error).partition("\n")[0]

@@ -24,6 +24,7 @@ IDENTITY, LOG, LOGIT = (
 )  # links: values are added up to outputs, or to probabilities of classes, or of labels
 LEAST = 1e-9  # probability of which a link takes the logarithm
 EVERY = 1e30  # a threshold that no row exceeds
+TREES = 100  # of a model, unless it is said
 MOST = 10_000_000  # numbers in the arrays of all trees
 MOST_QUESTIONS = 10_000  # about a row, in a tree
 
@@ -70,13 +71,13 @@ class Trees(nn.Module):
     Args:
         shape: Of one sample.
         classes: Number of outputs.
-        trees: Their number.
+        trees: Their number. By settings, of several classes that of each.
         depth: Of a tree: the most questions about a row.
         nodes: Of a tree; 0: as many as this depth may have.
     """
 
     def __init__(
-        self, shape: tuple[int, ...], classes: int, trees: int = 100, depth: int = 3, nodes: int = 0
+        self, shape: tuple[int, ...], classes: int, trees: int = TREES, depth: int = 3, nodes: int = 0
     ) -> None:
         super().__init__()
         at_least(1, trees=trees, depth=depth)
@@ -109,6 +110,16 @@ class Trees(nn.Module):
         for name, target in larger.ensemble.named_parameters():
             target[tuple(slice(size) for size in given[name].shape)] = given[name]
         return larger
+
+
+def trees_of_step(kind: str, classes: int) -> int:
+    """How many trees boosting adds at a time: one for each of several classes, else one with all outputs.
+
+    Args:
+        kind: Of the task; "" where it is not known.
+        classes: Or labels, or values.
+    """
+    return classes if kind == "classification" and classes > 2 else 1
 
 
 class Leaf(NamedTuple):

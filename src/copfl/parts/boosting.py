@@ -45,10 +45,16 @@ class Target(NamedTuple):
     means: Callable[[Tensor], Tensor]  # y -> [n, q], whose mean over rows the first prediction has
     start: Callable[[Tensor], Tensor]  # that mean -> η
     by_median: bool = False  # whether a leaf has the median of the residuals, and not a Newton step
+    trees: int = 1  # of a step: one for each class, or one with a value for each output
 
     def outputs_of(self, eta: Tensor) -> Tensor:
         """The model's outputs [..., K] for η [..., q]."""
         return eta if self.contrasts is None else eta @ self.contrasts.T
+
+
+def parted(numbers: Tensor, trees: int) -> list[Tensor]:
+    """[n, q] of outputs, as [n, q / trees] for each tree of a step."""
+    return list(numbers.reshape(len(numbers), trees, -1).unbind(1))
 
 
 @lru_cache(maxsize=16)  # a recorded program must not copy from the host
@@ -60,8 +66,8 @@ def _halves(device: torch.device, dtype: torch.dtype) -> Tensor:
 def target_of(criterion: Criterion, classes: int, like: Tensor) -> Target:
     """How trees learn targets of this kind; UsageError if they do not.
 
-    Two classes have their log odds. More have an output each, whose second derivative is K/(K-1) times that of the
-    loss (Friedman 2001), so that two outputs would learn as one does.
+    Two classes have their log odds. More have an output each, and in every step a tree each; its second derivative is
+    K/(K-1) times that of the loss (Friedman 2001), so that two outputs would learn as one does.
 
     Args:
         criterion: Of the task.
@@ -94,7 +100,10 @@ def target_of(criterion: Criterion, classes: int, like: Tensor) -> Target:
         def indicators(y: Tensor) -> Tensor:
             return F.one_hot(y.long(), classes).to(like.dtype)
 
-        return Target(classes, None, False, of_classes, indicators, lambda mean: mean.clamp(min=1e-6).log())
+        def start(mean: Tensor) -> Tensor:
+            return mean.clamp(min=1e-6).log()
+
+        return Target(classes, None, False, of_classes, indicators, start, trees=classes)
 
     def labels(y: Tensor) -> Tensor:
         return y.to(like.dtype).reshape(len(y), -1)
@@ -114,16 +123,28 @@ def target_of(criterion: Criterion, classes: int, like: Tensor) -> Target:
 
 
 class Forest(NamedTuple):
-    """Complete trees of one depth. A node that is not split sends all its rows to the left."""
+    """Complete trees of one depth. A node that is not split sends all its rows to the left.
+
+    A step has one tree with a value for each of q outputs, or a tree for each.
+    """
 
     feature: Tensor  # [T, 2^depth - 1] int32
     threshold: Tensor  # [T, 2^depth - 1]: a row with more goes to the right
-    value: Tensor  # [T, 2^depth, q], of the leaves
+    value: Tensor  # [T, 2^depth, q / trees of a step], of the leaves
     bias: Tensor  # [q]
 
     @property
     def depth(self) -> int:
         return self.value.shape[1].bit_length() - 1
+
+    @property
+    def each(self) -> int:
+        """Trees of a step."""
+        return self.bias.shape[0] // self.value.shape[2]
+
+    @property
+    def steps(self) -> int:
+        return len(self.value) // self.each
 
     def leaves(self, x: Tensor) -> Tensor:
         """[n, T]: the leaf of each row in each tree."""
@@ -142,12 +163,19 @@ class Forest(NamedTuple):
         trees, size, _ = self.value.shape
         at = (size * torch.arange(trees, device=leaves.device) + leaves).flatten()
         columns = []
-        for values, bias in zip(self.value.to(like).flatten(0, 1).unbind(1), self.bias.to(like), strict=True):
-            column = bias.expand(len(leaves))
-            for said in values.gather(0, at).view_as(leaves).unbind(1):
+        biases = self.bias.to(like).view(self.each, -1).unbind(1)
+        for values, bias in zip(self.value.to(like).flatten(0, 1).unbind(1), biases, strict=True):
+            column = bias.expand(len(leaves), self.each)
+            for said in values.gather(0, at).view(len(leaves), -1, self.each).unbind(1):
                 column = column + said
             columns.append(column)
-        return torch.stack(columns, 1)
+        return torch.stack(columns, 2).flatten(1)
+
+    def said(self, step: int, leaf: Tensor, like: Tensor) -> Tensor:
+        """[n, q]: what the trees of a step say of rows in these leaves [n, trees of a step]."""
+        values = self.value[step * self.each : (step + 1) * self.each].to(like)
+        parts = [of_tree[at] for of_tree, at in zip(values, leaf.unbind(1), strict=True)]
+        return torch.cat(parts, 1)
 
 
 # -- bins ----------------------------------------------------------------------------------------------------
@@ -350,32 +378,38 @@ def best_splits(sums: Tensor, edges: Tensor, allowed: Tensor, penalty: float, le
 def with_level(
     forest: Forest, tree: Tensor, level: Tensor, splits: Splits, penalty: float, rate: float
 ) -> Forest:
-    """The forest with one more level of a tree; its last level gives the leaves their values.
+    """The forest with one more level of a step's trees; their last level gives the leaves their values.
 
     Args:
         forest: The trees so far.
-        tree: [] int64, which one grows.
+        tree: [] int64, which step grows.
         level: [] int64, of the nodes that are split.
-        splits: Of these nodes.
+        splits: Of these nodes, tree after tree.
         penalty: λ.
         rate: The fraction of a Newton step that a leaf takes.
     """
     trees, inner = forest.feature.shape
-    device = forest.feature.device
-    is_tree = torch.arange(trees, device=device) == tree
+    each, device = forest.each, forest.feature.device
+    is_tree = torch.arange(trees, device=device) // each == tree
     place = torch.arange(inner, device=device)
     level_of = sum(((place + 1) >> n > 0).long() for n in range(1, forest.depth)) + torch.zeros_like(place)
     slot = place + 1 - (1 << level_of)
     here = is_tree[:, None] & (level_of == level)
-    outputs = forest.bias.shape[0]
+    outputs = forest.value.shape[2]
     both = torch.stack([splits.left, splits.right], 1).flatten(0, 1)  # [2 nodes, 2q + 1]
     g, h = both[:, :outputs], both[:, outputs : 2 * outputs].clamp(min=0)
     value = (rate * g / (h + penalty).clamp(min=1e-12)).to(forest.value)
     is_last = is_tree & (level == forest.depth - 1)
+
+    def of_nodes(table: Tensor) -> Tensor:
+        return table.view(each, -1)[:, slot].repeat(forest.steps, 1)
+
     return forest._replace(
-        feature=torch.where(here, splits.feature[slot].to(forest.feature), forest.feature),
-        threshold=torch.where(here, splits.threshold[slot].to(forest.threshold), forest.threshold),
-        value=torch.where(is_last[:, None, None], value, forest.value),
+        feature=torch.where(here, of_nodes(splits.feature).to(forest.feature), forest.feature),
+        threshold=torch.where(here, of_nodes(splits.threshold).to(forest.threshold), forest.threshold),
+        value=torch.where(
+            is_last[:, None, None], value.view(each, -1, outputs).repeat(forest.steps, 1, 1), forest.value
+        ),
     )
 
 
@@ -446,45 +480,66 @@ def own_trees(
         eta: [n, q], of the shared trees and the site's intercept.
         counts: [n], 0 of a row that is not trained on.
     """
-    bin, size = bins.of(x), bins.edges.shape[1] + 1
+    bin, size, slots = bins.of(x), bins.edges.shape[1] + 1, 2 ** (how.depth - 1)
+    first = slots * torch.arange(target.trees, device=x.device)  # nodes of a level, of each tree of a step
     anywhere = torch.ones_like(bins.centre, dtype=torch.bool)
     forest, said = no_trees(how.trees, how.depth, x, target), [torch.zeros_like(eta)]
     for number in range(how.trees):
         now, tree = eta + said[-1], torch.tensor(number, device=x.device)
         e, h = target.derivatives(now, y)
-        numbers = [(counts * one)[:, None] for one in (*e.unbind(1), *h.unbind(1), torch.ones_like(counts))]
-        node = torch.zeros_like(bin[:, :1])
+        parts = list(zip(*(parted(of_rows, target.trees) for of_rows in (e, h)), strict=True))
+        node = torch.zeros_like(first).expand(len(x), -1)
         for level in range(how.depth):
-            sums = histogram(node * size + bin, numbers, 2 ** (how.depth - 1) * size)
-            of_nodes = sums.view(*sums.shape[:2], -1, size)
-            splits = best_splits(of_nodes, bins.edges, anywhere, how.penalty, how.least)
+            each = [
+                level_sums(bin, at, size, slots, [*e_.unbind(1), *h_.unbind(1)], counts)
+                for at, (e_, h_) in zip(torch.split(node, 1, 1), parts, strict=True)
+            ]
+            splits = best_splits(torch.cat(each, 2), bins.edges, anywhere, how.penalty, how.least)
             depth = torch.tensor(level, device=x.device)
             forest = with_level(forest, tree, depth, splits, how.penalty, how.rate)
-            column, limit = (table.gather(0, node[:, 0])[:, None] for table in splits[:2])
+            at = (node + first).flatten()
+            column, limit = (table.gather(0, at).view_as(node) for table in splits[:2])
             node = 2 * node + (x.gather(1, column) > limit)
         if target.by_median:
             residuals, unit = target.means(y) - now, torch.ones_like(eta[0])
             cells = counts_of_cells(residuals / unit, node, counts, 2**how.depth)
             forest = with_medians(forest, tree, cells, unit, how.penalty, how.rate)
-        values = forest.value[number].to(eta)
-        said.append(said[-1] + values.gather(0, node.expand(-1, values.shape[1])))
+        said.append(said[-1] + forest.said(number, node, eta))
     return forest, torch.stack(said)
+
+
+def level_sums(
+    bin: Tensor, node: Tensor, size: int, slots: int, numbers: Sequence[Tensor], counts: Tensor
+) -> Tensor:
+    """[len(numbers) + 1, columns, slots, size]: sums of numbers of rows by node and bin, the last of rows.
+
+    Args:
+        bin: [n, columns].
+        node: [n, 1].
+        size: Bins of a column.
+        slots: Nodes of a level, at most.
+        numbers: [n] each.
+        counts: [n], 0 of a row that does not count.
+    """
+    of_rows = [(counts * one)[:, None] for one in numbers]
+    sums = histogram(node * size + bin, [*of_rows, counts[:, None]], slots * size)
+    return sums.view(*sums.shape[:2], slots, size)
 
 
 def no_trees(trees: int, depth: int, like: Tensor, target: Target) -> Forest:
     """As many trees as there is room for, which are not split and say 0.
 
     Args:
-        trees: Their number.
+        trees: Steps.
         depth: Of each.
         like: Of the device and the precision of the model.
         target: The kind of targets.
     """
-    splits = 2**depth - 1
+    splits, rows = 2**depth - 1, trees * target.trees
     return Forest(
-        torch.zeros(trees, splits, dtype=torch.int32, device=like.device),
-        like.new_full((trees, splits), NEVER),
-        like.new_zeros(trees, splits + 1, target.outputs),
+        torch.zeros(rows, splits, dtype=torch.int32, device=like.device),
+        like.new_full((rows, splits), NEVER),
+        like.new_zeros(rows, splits + 1, target.outputs // target.trees),
         like.new_zeros(target.outputs),
     )
 
@@ -503,21 +558,20 @@ def counts_of_cells(deviations: Tensor, leaf: Tensor, counts: Tensor, leaves: in
 
 
 def rewarded(losses: Tensor, counts: Tensor) -> Tensor:
-    """[] int64: how many trees have the least loss on rows that they were not grown on.
+    """[] int64: the fewest trees whose loss is the least one, up to a standard error (Breiman et al. 1984).
 
-    None, unless the mean of the rows' gains is larger than its standard error.
+    Losses are of rows that the trees were not grown on; the standard error is that of the difference by row.
 
     Args:
         losses: [trees + 1, n], of each row by the first k trees.
         counts: [n], 0 of a row that does not count.
     """
     rows = counts.sum().clamp(min=2)
-    gains = (losses[:1] - losses) * counts
-    mean = gains.sum(1) / rows
-    variance = ((gains - mean[:, None]) ** 2 * counts).sum(1) / (rows - 1)
-    best = mean.argmax(0, keepdim=True)
-    is_earned = mean.gather(0, best) > (variance.gather(0, best) / rows).sqrt()
-    return torch.where(is_earned, best, 0)[0]
+    best = (losses * counts).sum(1).argmin(0, keepdim=True)
+    worse = (losses - losses.gather(0, best[:, None].expand(1, losses.shape[1]))) * counts
+    mean = worse.sum(1) / rows
+    variance = ((worse - mean[:, None]) ** 2 * counts).sum(1) / (rows - 1)
+    return (mean <= (variance / rows).sqrt()).long().argmax(0)
 
 
 # -- intercepts ----------------------------------------------------------------------------------------------

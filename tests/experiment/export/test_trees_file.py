@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import copfl
 from copfl.algorithms import Trees
@@ -52,6 +53,22 @@ def test_xgboost_predicts_as_the_bundle(kind: str, tmp_path: Path) -> None:
     assert np.ptp(found) > 0
     assert found.reshape(len(x), -1) == pytest.approx(np.reshape(expected, (len(x), -1)), rel=1e-5, abs=1e-6)
     assert json.loads(path.read_text())["learner"]["attributes"]["copfl"].startswith("{")
+
+
+def test_onnx_predicts_as_the_bundle_with_trees_of_each_class_and_of_the_site(tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is an extra, copfl[onnx]")
+    pytest.importorskip("onnxscript", reason="onnxscript is an extra, copfl[onnx]")
+    own = Trees(own=2, own_penalty=0.5, own_rate=0.5, least=3)
+    copfl.run(own, samples("three classes"), **TREES, out=tmp_path / "run")
+    bundle = copfl.load(tmp_path / "run", 1)
+    assert isinstance(bundle.model, torch.Tensor)
+    values = bundle.task.layout.split(bundle.model[: bundle.task.d])["ensemble.value"]
+    assert values.shape == (15, 7, 3)  # five trees of each class
+    assert (values[-6:] != 0).any()  # some are the site's own
+    (path,) = formats.write(bundle, "onnx", tmp_path / "trees.onnx")
+    x = np.random.default_rng(1).normal(size=(50, 3)).astype(np.float32)
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert session.run(["probabilities"], {"x": x})[0] == pytest.approx(bundle.predict_proba(x), abs=1e-6)
 
 
 def test_other_models_are_refused(tmp_path: Path) -> None:

@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from copfl.core import tree
+from copfl.data.clients.federation import FederatedData
+from copfl.data.clients.schemes import SCHEMES
+from copfl.data.sets.datasets import load
 from copfl.federation import init
 from copfl.federation.machines.local import follow
 from copfl.federation.machines.local_federation import LocalFederation
@@ -18,6 +21,7 @@ from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
 from copfl.settings.flat import nested
 from tests.federation.network import CONFIG, client_of, digits, farthest, server_of, simulated, write_nodes
+from tests.federation.server import test_trees
 from tests.slow import slow
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
@@ -72,6 +76,29 @@ def test_two_nodes_end_where_the_simulation_does(tmp_path: Path) -> None:
     for ours_up, flowers in (("up", "inbound-bytes"), ("down", "outbound-bytes")):
         counted = sum(r["bytes"][ours_up] for r in records)
         assert counted == pytest.approx(run["network-traffic"][flowers], rel=0.05)
+
+
+@slow
+def test_trees_that_sites_grow_for_themselves_are_those_of_the_simulation(tmp_path: Path) -> None:
+    dataset = load("diabetes")
+    federation = FederatedData(dataset, SCHEMES["iid"](dataset, 3, seed=1))
+    config = test_trees.CONFIGURED | {"network.deadline": 240}
+    app, runs = tmp_path / "app", tmp_path / "app" / "runs"
+    init(app, nested(config))
+    nodes = write_nodes(federation, tmp_path / "nodes")
+    with LocalFederation(app) as local:
+        local.start_superlink()
+        for client, node in enumerate(nodes):
+            local.start_node(f"node-{client}", node)
+        process = local.start_run({})
+        list(follow(local, process, ServerFolder(str(runs), "test", resume=True), test_trees.ROUNDS))
+    settings, state = settings_of(config), simulated(settings_of(config), federation)
+    assert farthest(server_of(settings, runs), state.server) <= 1e-9
+    rows = state.clients.rows(torch.arange(3))
+    assert rows.trees.value.any()
+    for client, node in enumerate(nodes):
+        record = client_of(settings, node, client, test_trees.ROUNDS - 1)
+        assert farthest(record, tree.row(rows, client)) <= 1e-9
 
 
 @slow

@@ -16,15 +16,17 @@ from copfl.errors import UsageError
 from copfl.federation.protocol.settings import settings_of
 from tests.federation.network import CONFIG, client_of, farthest, play, simulated, write_nodes
 
-ROUNDS = 8
+ROUNDS = 9  # of three shared trees; in the last each site grows its own
 CONFIGURED: dict[str, Any] = {
     key: value for key, value in CONFIG.items() if not key.startswith(("optimizer", "model"))
 } | {
     "run.rounds": ROUNDS,
     "run.eval_every": ROUNDS,
     "algorithm.name": "trees",
+    "algorithm.own": 2,
+    "algorithm.own_rate": 0.5,
     "model.name": "trees",
-    "model.trees": 3,
+    "model.trees": 5,
     "model.depth": 2,
     "samples.kind": "regression",
     "samples.shape": [10],
@@ -55,6 +57,7 @@ def test_a_federation_grows_the_trees_of_the_simulation(
     assert played.server.grown.forest.value.abs().amax((1, 2)).min() > 0  # all three trees have grown
     assert farthest(played.server, expected.server) <= 1e-9
     rows = expected.clients.rows(torch.arange(3))
+    assert rows.trees.value.any()  # a site keeps trees of its own
     for client, node in enumerate(nodes):
         record = client_of(settings_of(CONFIGURED), node, client, ROUNDS - 1)
         assert farthest(record, tree.row(rows, client)) <= 1e-9

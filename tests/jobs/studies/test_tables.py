@@ -53,6 +53,12 @@ def test_the_page_has_means_and_differences_to_the_best(tmp_path: Path) -> None:
         {**run, "values": {"levels": {"log_loss": [9.0, 9.0]}}}
     )  # a split that the default does not have
     lines.append({**run, "split": 1, "method": "choose", "values": {"choose": {"log_loss": [0.9, 0.7]}}})
+    for split, own in enumerate([[0.3, 0.5], [0.5, 0.5]]):
+        arms = {"trees, own": {"log_loss": own}, "trees, shared": {"log_loss": [0.4, 0.5]}}
+        lines.append({**run, "split": split, "method": "trees, own", "values": arms, "kept": [2, 0]})
+        lines.append(
+            {**run, "split": split, "method": "trees, alone", "values": {"trees, alone": {"log_loss": [0.6]}}}
+        )
     file = tmp_path / "records.jsonl.gz"
     file.write_bytes(gzip.compress("\n".join(map(json.dumps, lines)).encode()))
     page = page_of(file)
@@ -61,6 +67,8 @@ def test_the_page_has_means_and_differences_to_the_best(tmp_path: Path) -> None:
     assert "| heart | 2 | levels 2 | -33.3 " in page
     assert "| heart | 2 | 5.0 | 2 of 4 | 0 |" in page
     assert "| heart | log loss | levels | 0.800 | 0.400 |" in page
+    assert "| heart | 2 | 0.600 | 0.450 | 0.450 | +0.0 [" in page
+    assert "| 2 of 4 | 1, 1 |" in page
 
 
 def test_the_page_is_that_of_the_records() -> None:

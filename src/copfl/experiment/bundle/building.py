@@ -53,8 +53,8 @@ def build(
     settings = dataclasses.replace(record_of("model", table), value=model)
     adapter = record_of("adapter", description.adapter)
     if model is None and settings.name in models_of_copfl.MODELS:
-        _check_size(settings, shape, count, size)
-    module = network.build_model(settings, adapter, shape, count, description.seed)
+        _check_size(settings, shape, description, size)
+    module = network.build_model(settings, adapter, shape, count, description.seed, description.output.kind)
     dtype: torch.dtype = getattr(torch, description.dtype)
     module = module.to(dtype)
     for parameter_name, parameter in module.named_parameters():
@@ -83,11 +83,14 @@ def build(
     )
 
 
-def _check_size(model: Model, shape: Any, count: int, size: int) -> None:
+def _check_size(model: Model, shape: Any, description: Description, size: int) -> None:
     """RunError if a model of copfl's has more entries than its files have bytes, before it takes any memory."""
     with torch.device("meta"):
         plain_shape = () if isinstance(shape, dict) else shape
-        module = models_of_copfl.build(model.name, plain_shape, count, 0, **model.arguments)
+        output = description.output
+        module = models_of_copfl.build(
+            model.name, plain_shape, output.count, 0, output.kind, **model.arguments
+        )
     entries = sum(parameter.numel() for parameter in module.parameters())
     if entries > size:
         raise RunError(f"it describes a model of {entries:,} numbers, and the files have {size:,} bytes")

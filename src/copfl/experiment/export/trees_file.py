@@ -17,7 +17,7 @@ from copfl.errors import UsageError
 from copfl.experiment.bundle.bundle import Bundle
 from copfl.experiment.export.formats import about, whole_tensors
 from copfl.files import write_bytes
-from copfl.models.trees import IDENTITY, Branch, Leaf, Node, Trees, nodes_of
+from copfl.models.trees import IDENTITY, Branch, Leaf, Node, Trees, nodes_of, trees_of_step
 
 VERSION = [3, 0, 0]  # of XGBoost, whose format this is
 NO_PARENT = 2**31 - 1
@@ -51,9 +51,12 @@ def _content(bundle: Bundle, tensors: dict[str, Tensor]) -> dict[str, Any]:
     bias = rows @ (scale * tensors["head.bias"].double().numpy() + shift)
     forest = [nodes_of(tensors, number) for number in range(len(tensors["ensemble.feature"]))]
     start = Leaf(tuple(bias.tolist()))
-    trees = [_tree(start, columns, output, np.eye(len(rows)), 1.0) for output in range(len(rows))]
-    trees += [_tree(root, columns, output, rows, scale) for root in forest for output in range(len(rows))]
     number = len(rows)
+    trees = [_tree(start, columns, output, np.eye(number), 1.0) for output in range(number)]
+    if trees_of_step(kind, outputs) > 1 and _has_one_output_each(forest, number):
+        trees += [_tree(root, columns, n % number, rows, scale) for n, root in enumerate(forest)]
+    else:
+        trees += [_tree(root, columns, output, rows, scale) for root in forest for output in range(number)]
     objectives = {
         CLASSIFICATION: "binary:logistic" if number == 1 else "multi:softprob",
         MULTILABEL: "binary:logistic",
@@ -90,6 +93,17 @@ def _content(bundle: Bundle, tensors: dict[str, Tensor]) -> dict[str, Any]:
             "objective": options,
         },
     }
+
+
+def _has_one_output_each(forest: list[Node], number: int) -> bool:
+    """Whether the trees are those of the first output, the second, and so on, again and again."""
+
+    def outputs(node: Node) -> set[int]:
+        if isinstance(node, Branch):
+            return outputs(node.left) | outputs(node.right)
+        return {place for place, value in enumerate(node.value) if value}
+
+    return len(forest) % number == 0 and all(outputs(root) <= {n % number} for n, root in enumerate(forest))
 
 
 def _tree(root: Node, columns: int, output: int, rows: Any, scale: Any) -> dict[str, Any]:

@@ -226,7 +226,7 @@ def _run_of(
     alone = {n: candidates[name].rival for n, name in enumerate(choice.sites) if candidates[name].rival}
     trained = base.run
     models = models_by_client(trained_rivals(alike, plan), alone, alike)
-    trees, nodes, depth = size_of(models.values())
+    trees, nodes, depth = size_of(models.values(), alike)
     if trained is None:  # nothing is sent
         algorithm = {"name": "levels", "alone": True}
     else:

@@ -24,7 +24,9 @@ from copfl.settings.model import checked_hash
 from copfl.settings.schema import Adapter, Model
 
 
-def build_model(model: Model, adapter: Adapter, shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
+def build_model(
+    model: Model, adapter: Adapter, shape: tuple[int, ...], classes: int, seed: int, kind: str
+) -> nn.Module:
     """The model that the settings describe, with the initial weights of this seed.
 
     Args:
@@ -33,6 +35,7 @@ def build_model(model: Model, adapter: Adapter, shape: tuple[int, ...], classes:
         shape: Of one sample.
         classes: Number of outputs.
         seed: Of what has no pretrained values.
+        kind: Of the task.
     """
     name, options = model.name, model.arguments
     if model.value is not None:
@@ -44,7 +47,7 @@ def build_model(model: Model, adapter: Adapter, shape: tuple[int, ...], classes:
         made = user_code.attribute("model", name, model.code)
         module = user_code.model_of(made, shape, classes, seed, options, name)
     else:
-        module = models.build(name, shape, classes, seed, **options)
+        module = models.build(name, shape, classes, seed, kind, **options)
     if pretrained.wrapped(module) is module and not (adapter or model.train or model.freeze):
         return module
     module = pretrained.wrapped(copy.deepcopy(module))

@@ -139,7 +139,7 @@ def _require_batch(bounds: RequestBounds, settings: TrainingSettings, train: Dat
     shape = shape_of(train.x) if isinstance(train.x, dict) else settings.shape
     batch = min(run.run.batch, int(train.size))
     with raised_as(DataError, "{}", PolicyError):
-        require_size(bounds, run.model, run.adapter, shape, samples.outputs, batch)
+        require_size(bounds, run.model, run.adapter, shape, samples.outputs, samples.kind, batch)
 
 
 def _require_rows(statistics: StatisticsRules, settings: TrainingSettings, data: NodeData) -> None:

@@ -22,7 +22,7 @@ GIB = 2**30
 
 
 def require_size(
-    bounds: RequestBounds, model: Model, adapter: Adapter, shape: Shape, classes: int, batch: int
+    bounds: RequestBounds, model: Model, adapter: Adapter, shape: Shape, classes: int, kind: str, batch: int
 ) -> None:
     """PolicyError if a model of copfl's is larger than the owner allows, before anything of it has memory.
 
@@ -34,13 +34,14 @@ def require_size(
         adapter: The settings of its adapter; an empty record for none.
         shape: Of one sample.
         classes: Number of outputs.
+        kind: Of the task.
         batch: Number of samples that the model is given at once.
     """
     if model.name not in models.MODELS:
         return
     with torch.device("meta"):
         plain_shape = () if isinstance(shape, dict) else shape
-        module = models.build(model.name, plain_shape, classes, 0, **model.arguments)
+        module = models.build(model.name, plain_shape, classes, 0, kind, **model.arguments)
     count = sum(parameter.numel() for parameter in module.parameters())
     if count <= bounds.parameters and adapter:
         count += adapter_parameters(module, adapter)

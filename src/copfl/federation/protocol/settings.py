@@ -153,8 +153,9 @@ def prepared(federation: Federation, bounds: RequestBounds | None = None) -> Tra
     public = _public(samples.public, shape) if samples.public else None
     if bounds is not None:
         arrays = TEXT if samples.text else shape
-        require_size(bounds, run.model, run.adapter, arrays, samples.outputs, batch=2)  # of `blank_samples`
-    model = build_model(run.model, run.adapter, shape, samples.outputs, run.run.seed)
+        blank = 2  # of `blank_samples`
+        require_size(bounds, run.model, run.adapter, arrays, samples.outputs, samples.kind, blank)
+    model = build_model(run.model, run.adapter, shape, samples.outputs, run.run.seed, samples.kind)
     task = learned_task(run, model, samples.kind, samples.outputs, samples.channels, samples.scale)
     task = dataclasses.replace(task, public=public)
     layout = wire.layout_hash(task.layout) + ("" if public is None else "-" + wire.fingerprint(public))

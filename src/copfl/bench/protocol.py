@@ -22,7 +22,7 @@ from copfl.comparison.jobs.starts import started_with
 from copfl.comparison.results.results import last_evaluations
 from copfl.comparison.rows import entries
 from copfl.comparison.rows.entries import Entry
-from copfl.comparison.rows.entry_settings import OPTIMIZER, settings_of
+from copfl.comparison.rows.entry_settings import OPTIMIZER, row_settings
 from copfl.errors import UsageError
 from copfl.experiment import records
 from copfl.experiment.preparation import prepare
@@ -181,7 +181,7 @@ def experiment_of(job: BenchJob, machine: BenchMachine) -> Experiment:
         "optimizer": {"name": OPTIMIZER},
         **setting.extra,
     }
-    row = settings_of(entry_of(job.algorithm), base)
+    row = row_settings(entry_of(job.algorithm), base)
     of_job: Tables = {"optimizer": {"lr": job.lr}, "server": {"name": job.server}, "run": {"seed": job.seed}}
     run = complete(
         *row.with_settings(of_job), values={"data": as_dataset(arrays(setting.data, machine.files))}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from copfl import foreign
-from copfl.comparison.rows.entries import Entry, checked, described, put
+from copfl.comparison.rows.entries import Entry, checked_entry, described, put
 from copfl.errors import UsageError, raised_as, unknown
 from copfl.settings.toml import Tables
 
@@ -64,4 +64,4 @@ def _entry(path: Path, /, name: str = "", label: str = "", settings: Any = (), *
         else:
             put(tables, key, value)
     label = label or f"{name} {described(tables, 'algorithm', 'optimizer')}".strip()
-    return checked(Entry(str(name), str(label), tables))
+    return checked_entry(Entry(str(name), str(label), tables))

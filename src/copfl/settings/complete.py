@@ -12,7 +12,7 @@ from copfl.settings.merging import Layer, lower_layers, merge
 from copfl.settings.schema import Run
 from copfl.settings.suggestions import suggest
 from copfl.settings.validation import validate
-from copfl.settings.values import check_passed, values_of
+from copfl.settings.values import check_passed, passed_values
 from copfl.wrappers.local_steps import with_local_steps
 
 
@@ -36,7 +36,7 @@ def complete(
         code: Modules of yours that the layers may name: a layer may be a file's, and names none itself.
     """
     named_code.name(code)
-    passed, named = values_of(layers, values or {})
+    passed, named = passed_values(layers, values or {})
     upper = [*(layer.chosen if isinstance(layer, Run) else layer for layer in layers), named]
     defaults, of_preset = lower_layers(upper, passed, preset)
     chosen = merge([defaults, of_preset, *upper], passed)

@@ -45,7 +45,7 @@ class Values(NamedTuple):
 OF_FILES = (bool, int, float, list, dict, datetime.date, datetime.time)  # what a file can have beside texts
 
 
-def values_of(layers: Sequence[Layer | Run], values: Mapping[str, Any]) -> Values:
+def passed_values(layers: Sequence[Layer | Run], values: Mapping[str, Any]) -> Values:
     """What a program passed, as the key `value` of a layer's table or by itself; its modules are named.
 
     A text there is the description of a value, in the content of a run.toml. A later layer that names a component

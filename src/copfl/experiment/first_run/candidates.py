@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from copfl.experiment.first_run.exceptions import are_better, gains
+from copfl.experiment.first_run.exceptions import are_better, site_gains
 from copfl.rivals.records import Array
 from copfl.settings.schema import Run
 from copfl.stats import Numbers
@@ -116,7 +116,7 @@ def chosen(
 
 def _is_shown(ours: Losses, theirs: Losses) -> bool:
     """Whether our losses are lower on average over the sites, by more than `ERRORS_ALONE`."""
-    found = gains(ours, theirs)
+    found = site_gains(ours, theirs)
     known = ~np.isnan(found.mean)
     if not known.any():
         return True

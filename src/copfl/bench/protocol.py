@@ -235,11 +235,11 @@ def _accuracy(result: Result) -> Numbers:
     is_malicious = np.nan_to_num(result.metric_or_nan("malicious")).any(0)
     evaluated = ["accuracy" in record["per_client"] for record in result.records]
     took_part = ~np.isnan(result.metric("healthy")[evaluated])
-    found = last_evaluations(np.where(took_part, np.nan_to_num(result.accuracy[evaluated]), math.nan))
+    accuracy = last_evaluations(np.where(took_part, np.nan_to_num(result.accuracy[evaluated]), math.nan))
     if (final := result.final_evaluation) is not None:
-        found = final.completed(found, "accuracy")
-        found[final.clients] = np.nan_to_num(found[final.clients])
-    return np.where(is_tested & ~is_malicious, found, math.nan)
+        accuracy = final.completed(accuracy, "accuracy")
+        accuracy[final.clients] = np.nan_to_num(accuracy[final.clients])
+    return np.where(is_tested & ~is_malicious, accuracy, math.nan)
 
 
 def as_json(run: MeasuredRun) -> dict[str, Any]:

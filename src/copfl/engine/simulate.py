@@ -323,11 +323,11 @@ def _with_known(
     """The group whose data have what is known of them for this round."""
     members = ids if group.rows is None else ids[group.rows]
     key = members.numpy().tobytes()
-    found = rows_for(algorithm, task, server, group.data, known.before.get(key))
-    if found is None:
+    values = rows_for(algorithm, task, server, group.data, known.before.get(key))
+    if values is None:
         return group
-    known.now[key] = found
-    return group._replace(data=group.data._replace(known=found))
+    known.now[key] = values
+    return group._replace(data=group.data._replace(known=values))
 
 
 class Widths(NamedTuple):

@@ -111,24 +111,24 @@ class Personalisation:
 
     def samples(self, path: Path) -> tuple[Samples, Samples, list[str]]:
         """The train and test samples of a file with targets, encoded as the run's; a fifth is test."""
-        found = self.shared.read(path, missing=self.shared.description.input.missing)
-        if found.y is None:
-            raise DataError(f"{path} lacks {found.target}; a model is trained on samples with their targets")
-        if not found.has_target.all():
-            row = int(found.rows[~found.has_target][0]) + 1
+        rows = self.shared.read(path, missing=self.shared.description.input.missing)
+        if rows.y is None:
+            raise DataError(f"{path} lacks {rows.target}; a model is trained on samples with their targets")
+        if not rows.has_target.all():
+            row = int(rows.rows[~rows.has_target][0]) + 1
             raise DataError(
-                f"{path} has nothing in {found.target} in row {row}; complete it or remove the row"
+                f"{path} has nothing in {rows.target} in row {row}; complete it or remove the row"
             )
         targets_of = self.shared.preparation.targets
-        samples = Samples(found.x, targets_of(found.y), None, found.unit, found.time)
-        if found.test is not None:
-            x_test, y_test = found.test
+        samples = Samples(rows.x, targets_of(rows.y), None, rows.unit, rows.time)
+        if rows.test is not None:
+            x_test, y_test = rows.test
             own, test, warning = without_tested(
                 samples, Samples(x_test, targets_of(y_test)), are_marked=False
             )
-            return own, test, [*found.notes, *filter(None, [warning])]
+            return own, test, [*rows.notes, *filter(None, [warning])]
         own, test, how = split_off(samples)
-        return own, test, [*found.notes, how]
+        return own, test, [*rows.notes, how]
 
     def fit(
         self,
@@ -331,14 +331,14 @@ def fine_tuned(how: FineTuning, w: Tensor, samples: Samples, epochs: int) -> lis
         samples: That it is trained on.
         epochs: Passes over them.
     """
-    task, data, found = how.task, as_data(samples), [w]
+    task, data, models = how.task, as_data(samples), [w]
     batches = plan(how.seed, 0, [how.id], [len(samples)], batch=how.batch, epochs=epochs, random=task.random)
     moments = begin(how.optimizer, how.optimizer.init(w[: task.d]), w[: task.d])
     with torch.no_grad():
         for epoch in tree.row(batches, 0):
             w, moments, _ = train(task, how.optimizer, w, moments, data, (epoch,))
-            found.append(w)
-    return found
+            models.append(w)
+    return models
 
 
 def with_rate(how: FineTuning, lr: float) -> FineTuning:
@@ -372,8 +372,8 @@ def choose(
             for count in epochs:
                 with torch.no_grad():
                     loss, score = how.task.evaluate(models[count], held_out)
-                found = (float(score), -float(loss)) if torch.isfinite(loss) else (-np.inf, -np.inf)
-                scores.setdefault((lr, count), []).append(found)
+                judged = (float(score), -float(loss)) if torch.isfinite(loss) else (-np.inf, -np.inf)
+                scores.setdefault((lr, count), []).append(judged)
     means = {key: tuple(np.mean(own, 0).tolist()) for key, own in scores.items()}
     lr, count = max(means, key=lambda key: means[key])
     return ChosenTraining(lr, count, means[lr, count])

@@ -116,11 +116,11 @@ def chosen(
 
 def _is_shown(ours: Losses, theirs: Losses) -> bool:
     """Whether our losses are lower on average over the sites, by more than `ERRORS_ALONE`."""
-    found = site_gains(ours, theirs)
-    known = ~np.isnan(found.mean)
+    gains = site_gains(ours, theirs)
+    known = ~np.isnan(gains.mean)
     if not known.any():
         return True
-    mean, error = found.mean[known].mean(), np.sqrt(found.variance[known].sum()) / known.sum()
+    mean, error = gains.mean[known].mean(), np.sqrt(gains.variance[known].sum()) / known.sum()
     return bool(mean > ERRORS_ALONE * error)
 
 

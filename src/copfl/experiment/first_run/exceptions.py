@@ -62,9 +62,9 @@ def are_better(ours: Sequence[Array], theirs: Sequence[Array]) -> NDArray[np.boo
         ours: As of `site_gains`.
         theirs: As of `site_gains`.
     """
-    found = site_gains(ours, theirs)
-    known = ~np.isnan(found.mean)
-    mean, variance = found.mean[known], found.variance[known]
+    gains = site_gains(ours, theirs)
+    known = ~np.isnan(gains.mean)
+    mean, variance = gains.mean[known], gains.variance[known]
     better = np.zeros(len(ours), bool)
     if not len(mean):
         return better
@@ -78,5 +78,5 @@ def are_better(ours: Sequence[Array], theirs: Sequence[Array]) -> NDArray[np.boo
     own = between / (between + variance)  # what the site's own rows count
     posterior = own * mean + (1 - own) * common
     error = np.sqrt(own * variance + (1 - own) ** 2 / total.sum())
-    better[known] = (found.rows[known] >= FEWEST_ROWS) & (mean > 0) & (posterior > ERRORS * error)
+    better[known] = (gains.rows[known] >= FEWEST_ROWS) & (mean > 0) & (posterior > ERRORS * error)
     return better

@@ -178,7 +178,7 @@ def run_files() -> list[bytes]:
 
 def entries_text(data: bytes) -> None:
     for entry in entries.entries_of([text_of(data)]):
-        complete(*entry_settings.settings_of(entry, {}, keeps_state=True).layers)
+        complete(*entry_settings.row_settings(entry, {}, keeps_state=True).layers)
 
 
 def seeds(data: bytes) -> None:
@@ -186,12 +186,12 @@ def seeds(data: bytes) -> None:
 
 
 def grid(data: bytes) -> None:
-    spaces.grid_of(spaces.values_of([text_of(data)], "--over"), "--over")
+    spaces.grid_of(spaces.tried_values([text_of(data)], "--over"), "--over")
 
 
 def compare_file(data: bytes) -> None:
     for entry in entry_file.read_file(write("compare.toml", data)).entries:
-        complete(*entry_settings.settings_of(entry, {}, keeps_state=True).layers)
+        complete(*entry_settings.row_settings(entry, {}, keeps_state=True).layers)
 
 
 COMPARE_FILE = b"""[compare]

@@ -72,6 +72,17 @@ class Difference(NamedTuple):
             return "not distinguishable"
         return "higher" if self.mean > 0 else "lower"
 
+    def as_json(self) -> dict[str, Any]:
+        """For the files of a comparison."""
+        return {
+            "mean": self.mean,
+            "over_seeds": self.seeds,
+            "over_clients": self.clients,
+            "over_both": self.both,
+            "p": self.p,
+            "verdict": self.verdict,
+        }
+
 
 class Correlation(NamedTuple):
     """A rank correlation with its interval; all nan where nothing can be ranked."""

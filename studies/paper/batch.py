@@ -127,7 +127,7 @@ def record_of(job: Job) -> Record:
     if wrong := overgrown(job.run.algorithm.options, rounds_file.read(job.path / "rounds.jsonl")):
         advice = "such a run gets no record: remove its folder, and it is run again"
         raise RunError(f"{job.path}: {wrong}; {advice}")
-    return results.record_of(job)
+    return results.read_record(job)
 
 
 def overgrown(algorithm: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from copfl.comparison.jobs.job import Job, accuracies
 from copfl.comparison.rows.entries import Entry, described
-from copfl.comparison.rows.entry_settings import names_of, settings_of
+from copfl.comparison.rows.entry_settings import optimizer_of, row_settings
 from copfl.comparison.rows.spaces import Grid, cells, grid_of
 from copfl.errors import UsageError, one_of, raised_as, unknown
 from copfl.settings.complete import complete
@@ -178,9 +178,9 @@ class Plan(NamedTuple):
         row = self.row
         entry = Entry(row.algorithm, row.label, joined(row.settings, row.recipes[self.protocol].settings))
         # A recipe may have options of several algorithms.
-        names = (*KINDS, *names_of(entry, {}))
+        names = (*KINDS, entry.name, optimizer_of(entry, {}))
         entry = entry._replace(settings={t: table for t, table in entry.settings.items() if t in names})
-        settled = settings_of(entry, joined(self.base, self.column.settings), keeps_state=True)
+        settled = row_settings(entry, joined(self.base, self.column.settings), keeps_state=True)
         *below, settings = settled.layers
         preset = [content(row.preset)] if row.preset else []
         length = {"run": {"rounds": rounds, "eval_every": eval_every}}

@@ -44,11 +44,27 @@ class Cell:
     def within(self, rounds: tuple[int, int]) -> PerSeed:
         """In %, by the evaluations from the first of these rounds to the last."""
         name = self.row.value
-        return _percent({seed: record.mean_within(rounds, name) for seed, record in self.runs.items()})
+        return _percent({seed: mean_within(record, rounds, name) for seed, record in self.runs.items()})
 
     def metric(self) -> Spread | None:
         """The mean and spread over seeds, in %."""
         return spread_of(list(self.per_seed.values())) if self.per_seed else None
+
+
+def mean_within(record: Record, rounds: tuple[int, int], name: str) -> float:
+    """The mean of the evaluations from the first of these rounds to the last; nan where there is none.
+
+    Args:
+        record: Of a run.
+        rounds: The first and the last of them, from 1.
+        name: Of the metric and the model.
+    """
+    name = name or record.metric.name
+    if rounds == record.counted:
+        return record.mean(name)
+    low, high = rounds
+    values = [v for r, v in zip(record.rounds, record.curves[name], strict=True) if low <= r <= high]
+    return float(np.mean(values)) if values else math.nan
 
 
 def _percent(fractions: PerSeed) -> PerSeed:

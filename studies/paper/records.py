@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from copfl.comparison.jobs.job import Job
+from copfl.comparison.jobs.job import Job, accuracies
 from copfl.comparison.jobs.starts import Starts
 from copfl.comparison.results.results import Record
 from copfl.errors import CopflError, RunError, raised_as
@@ -20,6 +20,7 @@ from copfl.settings.complete import complete
 from copfl.settings.identity import essential, identity_of
 from copfl.settings.schema import Run
 from copfl.settings.toml import Tables
+from copfl.stats import averaged
 from copfl.tables import plain
 
 FORMAT = "copfl record 2"
@@ -39,6 +40,23 @@ ADVICE = "use the data and the kind of processor of the other records, or anothe
 # Files
 
 
+def evaluated(record: Record) -> set[str]:
+    """The names of its metrics of the models that it evaluated."""
+    return {name for name, values in record.clients.items() if not all(map(math.isnan, values))}
+
+
+def serves(record: Record, job: Job) -> bool:
+    """Whether it has all metrics of the job: another experiment may have evaluated fewer models.
+
+    Args:
+        record: Of a run with the job's settings.
+        job: What is asked for.
+    """
+    wanted = accuracies(job.run.run.eval_models, record.metric.name)
+    last = averaged(len(record.rounds)) if job.last is None else job.last
+    return record.last == last and evaluated(record).issuperset(wanted)
+
+
 @dataclass(frozen=True)
 class Store:
     """The records of a folder: one file per experiment, a line per run; a shared run is stored once."""
@@ -56,7 +74,7 @@ class Store:
     def get(self, job: Job) -> Record | None:
         """The job's record, if it has all that the job evaluates."""
         record = self.known.get(job.id)
-        return record if record is not None and record.serves(job) else None
+        return record if record is not None and serves(record, job) else None
 
     def add(self, record: Record, experiment: str) -> None:
         """Adds the record to the experiment's file; several processes may do so at once."""
@@ -80,7 +98,7 @@ class Store:
             if self._seen(path):
                 continue
             for id, record in self.lines(path):
-                if id in self.known and not record.evaluated() > self.known[id].evaluated():
+                if id in self.known and not evaluated(record) > evaluated(self.known[id]):
                     continue
                 try:
                     self._check(record)

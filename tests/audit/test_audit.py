@@ -16,7 +16,7 @@ from copfl.audit.audit import Cache, run_audit
 from copfl.audit.shapley import Sampling
 from copfl.errors import RunError, UsageError
 from copfl.experiment import run as experiment
-from copfl.experiment.analysis.benefit import of_records
+from copfl.experiment.analysis.benefit import group_benefit, halves_of
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.training import execute
 from copfl.report.contributions import relative_weights
@@ -201,8 +201,9 @@ def test_the_benefit_of_a_run_is_compared_with_the_measured_contributions(tmp_pa
     audited = run_audit(path, baselines=[], sampling=EXACT)
     result = audit_tables.as_json(audited)
     lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
-    expected = of_records(lines, 4)
-    assert expected is not None
+    halves = halves_of(lines, 4)
+    assert halves is not None
+    expected = group_benefit(*halves)
     np.testing.assert_allclose(result["mean"]["scores"]["benefit"], expected.value)
     pairs = {(pair["score"], pair["contribution"]) for pair in result["correlations"]}
     assert ("benefit", "leave_one_out_others") in pairs

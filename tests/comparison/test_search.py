@@ -17,7 +17,7 @@ from copfl.comparison import search
 from copfl.comparison.compare import compare, sweep
 from copfl.comparison.halving import SEARCH, halving
 from copfl.comparison.results.results import Tuned
-from copfl.comparison.rows.spaces import Range, cells, space_of, values_of
+from copfl.comparison.rows.spaces import Range, cells, space_of, tried_values
 from copfl.comparison.search import Attempt, SharedSearch, drawn, tried
 from copfl.core.metrics import ACCURACY, METRICS
 from copfl.errors import UsageError
@@ -43,7 +43,7 @@ RMSE = METRICS["rmse"]
     ],
 )
 def test_a_range(text: str, found: Range, ends: list[float]) -> None:
-    (value,) = space_of(values_of([f"lr={text}"], "--tune"), "--tune").values()
+    (value,) = space_of(tried_values([f"lr={text}"], "--tune"), "--tune").values()
     assert value == found
     assert space_of({"lr": text}, "--tune") == {("optimizer", "lr"): found}
     assert repr([cell["optimizer"]["lr"] for cell in cells({("optimizer", "lr"): found})]) == repr(ends)

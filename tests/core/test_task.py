@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -369,9 +370,8 @@ def test_the_cross_entropy_of_all_classes_alike_is_the_logarithm_of_their_number
 
 def test_build_then_task_for_every_model_that_ships() -> None:
     for name in ("cnn", "mlp", "resnet18"):  # those of images
-        made = task_of(
-            models.build(name, (3, 8, 8), 4, seed=0, **({"width": 8} if name == "resnet18" else {})), 4
-        )
+        options: dict[str, Any] = {"width": 8} if name == "resnet18" else {}
+        made = task_of(models.build(name, (3, 8, 8), 4, seed=0, **options), 4)
         grad, _, after = made.gradient(
             made.initial[: made.d], made.initial[made.d :], torch.rand(2, 3, 8, 8), torch.tensor([0, 1])
         )

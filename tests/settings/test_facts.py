@@ -19,13 +19,13 @@ from copfl.settings.schema import Data
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the data sets that are read."""
     names: list[str] = []
-    look_at = data.look_at
+    data_of = data.data_of
 
-    def counted(record: Data) -> Dataset:
+    def counted(record: Data, keep: bool = False) -> Dataset:
         names.append(Path(record.name).name)
-        return look_at(record)
+        return data_of(record, keep)
 
-    monkeypatch.setattr(facts, "look_at", counted)
+    monkeypatch.setattr(facts, "data_of", counted)
     facts._read_once.cache_clear()
     return names
 

@@ -17,7 +17,7 @@ from copfl.data.sets import datasets
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
 from copfl.settings.data import data_of
-from copfl.settings.facts import Facts, defaults_of
+from copfl.settings.facts import DATA_SET_DEFAULTS, Facts
 from copfl.settings.first_choice import Known, first_choice, training_of, why
 from copfl.settings.merging import merge
 from copfl.settings.suggestions import ADAPTIVE
@@ -294,7 +294,7 @@ def test_a_published_set_has_what_the_same_samples_have_in_a_file(banking: Path)
         {"partition": {"name": "iid"}, "run": {"clients": 2, "rounds": 20}, **model},
     )
     for extra, samples, sharers in zip(extras, (100, 60, 120), (2 / 3, 4, 2), strict=True):
-        layers = [defaults_of("banking77"), published, extra], [own, extra]
+        layers = [DATA_SET_DEFAULTS["banking77"], published, extra], [own, extra]
         known, of_file = (Facts(merge(tables, {}), {}).known for tables in layers)
         assert known == of_file
         assert (known.samples, known.sharers) == (samples, sharers)

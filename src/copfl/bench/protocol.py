@@ -22,7 +22,7 @@ from copfl.comparison.jobs.starts import started_with
 from copfl.comparison.results.results import last_evaluations
 from copfl.comparison.rows import entries
 from copfl.comparison.rows.entries import Entry
-from copfl.comparison.rows.entry_settings import OPTIMIZER, settings_of
+from copfl.comparison.rows.entry_settings import OPTIMIZER, row_settings
 from copfl.errors import UsageError
 from copfl.experiment import records
 from copfl.experiment.preparation import prepare
@@ -181,7 +181,7 @@ def experiment_of(job: BenchJob, machine: BenchMachine) -> Experiment:
         "optimizer": {"name": OPTIMIZER},
         **setting.extra,
     }
-    row = settings_of(entry_of(job.algorithm), base)
+    row = row_settings(entry_of(job.algorithm), base)
     of_job: Tables = {"optimizer": {"lr": job.lr}, "server": {"name": job.server}, "run": {"seed": job.seed}}
     run = complete(
         *row.with_settings(of_job), values={"data": as_dataset(arrays(setting.data, machine.files))}
@@ -235,11 +235,11 @@ def _accuracy(result: Result) -> Numbers:
     is_malicious = np.nan_to_num(result.metric_or_nan("malicious")).any(0)
     evaluated = ["accuracy" in record["per_client"] for record in result.records]
     took_part = ~np.isnan(result.metric("healthy")[evaluated])
-    found = last_evaluations(np.where(took_part, np.nan_to_num(result.accuracy[evaluated]), math.nan))
+    accuracy = last_evaluations(np.where(took_part, np.nan_to_num(result.accuracy[evaluated]), math.nan))
     if (final := result.final_evaluation) is not None:
-        found = final.completed(found, "accuracy")
-        found[final.clients] = np.nan_to_num(found[final.clients])
-    return np.where(is_tested & ~is_malicious, found, math.nan)
+        accuracy = final.completed(accuracy, "accuracy")
+        accuracy[final.clients] = np.nan_to_num(accuracy[final.clients])
+    return np.where(is_tested & ~is_malicious, accuracy, math.nan)
 
 
 def as_json(run: MeasuredRun) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def compare(
     how |= {} if seeds is None else {"seeds": entries.seeds_of(seeds)}
     how |= {} if tune_seeds is None else {"tune_seeds": entries.seeds_of(tune_seeds, "--tune-seeds")}
     if no_tune or tune:
-        how["tune"] = spaces.values_of(tune or [], "--tune")
+        how["tune"] = spaces.tried_values(tune or [], "--tune")
         named_code.name(named_code.modules_in(how["tune"]))
     run = partial(comparing.compare, rows, **how)
     machine = ComparisonOptions(out, jobs, on, plots, quiet, as_json)
@@ -140,7 +140,7 @@ def sweep(
     file.get("run", {}).pop("seed", None)  # a run.toml has one; --seeds names them here
     how: dict[str, Any] = {} if seeds is None else {"seeds": entries.seeds_of(seeds)}
     how |= {} if last is None else {"last": last}
-    grid = spaces.values_of(over, "--over")
+    grid = spaces.tried_values(over, "--over")
     named_code.name(named_code.modules_in(grid))
     run = partial(comparing.sweep, grid, **how)
     _carry_out("sweep", run, _merged(file, line), ComparisonOptions(out, jobs, on, plots, quiet, as_json))
@@ -202,7 +202,7 @@ def choose(
         from copfl.comparison.choosing import choose as racing
         from copfl.comparison.rows import entries, spaces
 
-    values = spaces.values_of(tune or [], "--tune")
+    values = spaces.tried_values(tune or [], "--tune")
     named_code.name(named_code.modules_in(values))
     with stoppable(AGAIN), _runs_shown(quiet) as (log, forecast):
         choice = racing.choose(

@@ -29,7 +29,7 @@ from copfl.comparison.results.remarks import (
     unequal,
     values_at_the_end,
 )
-from copfl.comparison.results.results import Record, paired, record_of
+from copfl.comparison.results.results import Record, paired, read_record
 from copfl.comparison.results.tables import Comparison, ComparisonRow, still_rising
 from copfl.comparison.results.writing import write
 from copfl.comparison.rivals import seed_rivals
@@ -50,9 +50,9 @@ from copfl.comparison.rows.entry_settings import (
     RowSettings,
     common_of,
     job_of,
-    names_of,
-    settings_of,
-    with_optimizer,
+    optimizer_of,
+    row_settings,
+    with_one_optimizer,
 )
 from copfl.comparison.rows.spaces import EXAMPLE, Space, cells, check_by_setting, grid_of, space_of
 from copfl.comparison.rows.suitability import reasons
@@ -121,17 +121,17 @@ def compare(
     named = rows_of(entries)
     named_code.name(code, modules_of(named))
     rows = entries_of(named)
-    base = with_optimizer(common_of(dataset, settings))
+    base = with_one_optimizer(common_of(dataset, settings))
     log = log or (lambda line: None)
     seeds, space = check_seeds(seeds), space_of(tune or {}, "tune")
     tune_seeds = check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "tune_seeds")
-    _checked(rows, base, space, last, jobs)
+    _check_rows(rows, base, space, last, jobs)
     check_own("tune", space)
     tries = tuning.trials_of(space, trials)
     plan = tuning.ComparisonPlan(Path(out), seeds, tune_seeds, validation, last)
     settled, spaces_of = list[RowSettings](), dict[str, Space]()
     for entry in rows:
-        row = settings_of(entry, base)
+        row = row_settings(entry, base)
         tried = tuning.space_of_row(row, base, None if tune is None else space)
         for cell in cells(tried):  # an error now, and not after the tuning
             complete(*row.with_settings(cell))
@@ -230,11 +230,11 @@ def sweep(
     if ("run", "seed") in grid:
         raise UsageError("over run.seed: the table is of means over seeds, which are named apart (seeds)")
     rows = [Entry(name, described(cell, name, "algorithm", "optimizer"), cell) for cell in cells(grid)]
-    _checked(rows, base, grid, last, jobs)
+    _check_rows(rows, base, grid, last, jobs)
 
     final = []
     for entry in rows:
-        layers = settings_of(entry, base, keeps_state=True).layers
+        layers = row_settings(entry, base, keeps_state=True).layers
         label = f"{one.label} {entry.label}"
         final.append([job_of(Path(out) / "runs", label, layers, seed, last=last) for seed in seeds])
     experiment = prepare(final[0][0].run.replaced(suitability.CHECK if executor else {}))
@@ -258,7 +258,7 @@ def sweep(
     return result
 
 
-def _checked(rows: Sequence[Entry], base: Base, space: Space, last: int | None, jobs: int) -> None:
+def _check_rows(rows: Sequence[Entry], base: Base, space: Space, last: int | None, jobs: int) -> None:
     """Nothing, if the entries and the settings of all of them make a table."""
     at_least(1, last=1 if last is None else last)
     at_least(0, jobs=jobs)
@@ -272,7 +272,7 @@ def _checked(rows: Sequence[Entry], base: Base, space: Space, last: int | None, 
         raise UsageError("run.seed is for one run; the seeds of a comparison are named apart (seeds)")
     if twice:
         raise UsageError(f'two rows are called "{twice[0]}"; remove one, or give them labels as [[entry]]')
-    used = {name for entry in rows for name in names_of(entry, base)}
+    used = {name for entry in rows for name in (entry.name, optimizer_of(entry, base)) if name}
     for title in [*base, *(table for table, _ in space)]:
         if title not in used and title not in KINDS:
             if title not in (*ALGORITHMS, *OPTIMIZERS):
@@ -296,7 +296,7 @@ def _records(plan: list[list[Job]], run: Callable[[list[Job]], None]) -> list[li
     """The record of every run, a list per entry; those that are missing are run."""
     by_seed = [job for seed in zip(*plan, strict=True) for job in seed]  # all rows grow together
     run(by_seed)
-    starts, by_path = Starts("delete the older run"), {job.path: record_of(job) for job in by_seed}
+    starts, by_path = Starts("delete the older run"), {job.path: read_record(job) for job in by_seed}
     for path, record in by_path.items():
         starts.check(str(path), record.tables, record.validation, record.start)
     return [[by_path[job.path] for job in row] for row in plan]

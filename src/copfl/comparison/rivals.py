@@ -130,16 +130,6 @@ def as_json(rivals: SeedRivals, rows: Mapping[str, Sequence[Record]]) -> dict[st
             name: [dict(of_seed.values[name].tested) for of_seed in rivals.of_seeds]
             for name in rivals.of_seeds[0].values
         },
-        "differences": {
-            label: {
-                "mean": gain.mean,
-                "over_seeds": gain.seeds,
-                "over_clients": gain.clients,
-                "over_both": gain.both,
-                "p": gain.p,
-                "verdict": gain.verdict,
-            }
-            for label, gain in gains.items()
-        },
+        "differences": {label: gain.as_json() for label, gain in gains.items()},
         "left_out": dict(rivals.of_seeds[0].left_out),
     }

@@ -18,7 +18,7 @@ import numpy as np
 
 from copfl.comparison.halving import GRID, SEARCH, halving
 from copfl.comparison.jobs.job import Job
-from copfl.comparison.results.results import Tuned, TuningTrial, record_of
+from copfl.comparison.results.results import Tuned, TuningTrial, read_record
 from copfl.comparison.rows.spaces import Range, Space, space_text
 from copfl.core.metrics import MetricInfo
 from copfl.errors import library
@@ -109,7 +109,7 @@ def measured(search: SharedSearch, attempts: Sequence[Attempt], fraction: float)
     """
     plans = [search.jobs_of(attempt, fraction) for attempt in attempts]
     search.run([job for plan in plans for job in plan])
-    return [float(np.mean([record_of(job).mean() for job in plan])) for plan in plans]
+    return [float(np.mean([read_record(job).mean() for job in plan])) for plan in plans]
 
 
 # Optuna

@@ -1,6 +1,6 @@
 """Two random halves of a round's clients, and what a client's loss is with the model of either.
 
-The training goes on with all uploads. `engine.halves` compares the halves in the simulation, `flower` in a
+The training goes on with all uploads. `engine.halves` compares the halves in the simulation, `federation` in a
 federation, and `experiment.benefit` estimates from many rounds what each client is worth to the others.
 """
 

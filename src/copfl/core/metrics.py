@@ -156,11 +156,11 @@ def metric(name: str, kind: str) -> Metric:
     """The metric of this name; UsageError if there is none, or if a task of this kind does not define it."""
     if name not in METRICS:
         raise unknown("metric", name, METRICS)
-    found = METRICS[name]
-    if kind not in found.kinds:
+    known_metric = METRICS[name]
+    if kind not in known_metric.kinds:
         known = ", ".join(other.name for other in METRICS.values() if kind in other.kinds)
         raise UsageError(f'the metric "{name}" is not defined for {kind}; defined are {known}')
-    return found
+    return known_metric
 
 
 def _accuracy(predictions: Array, targets: Array) -> float:

@@ -239,11 +239,11 @@ class InProcess:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.chunk = simulation.mapping.chunk
-        self.known = Known()
+        self.known = KnownOfSamples()
 
     def local_updates(self, state: State, chunks: Sequence[Ids], models: EvalModels) -> Iterator[ChunkResult]:
         """The result of each part's local updates, or of smaller parts, in the order of the ids."""
-        self.known = Known(self.known.now)
+        self.known = KnownOfSamples(self.known.now)
         left = np.concatenate(chunks)
         while len(left):
             chunk_ids = left[: self.chunk]
@@ -281,7 +281,7 @@ class InProcess:
         return None
 
 
-class Known:
+class KnownOfSamples:
     """What is known of the samples of some clients, by their numbers: of the round before, and of this one."""
 
     def __init__(self, before: dict[bytes, Any] | None = None) -> None:
@@ -296,7 +296,7 @@ def train_part(
     round: int,
     ids: Ids,
     models: EvalModels,
-    known: Known | None = None,
+    known: KnownOfSamples | None = None,
 ) -> ChunkResult:
     """The local updates of some clients; the result has no records, as the store has taken them.
 
@@ -320,16 +320,16 @@ def train_part(
 
 
 def _with_known(
-    algorithm: AnyAlgorithm, task: Task, server: Any, group: Group, ids: Tensor, known: Known
+    algorithm: AnyAlgorithm, task: Task, server: Any, group: Group, ids: Tensor, known: KnownOfSamples
 ) -> Group:
     """The group whose data have what is known of them for this round."""
     members = ids if group.rows is None else ids[group.rows]
     key = members.numpy().tobytes()
-    found = rows_for(algorithm, task, server, group.data, known.before.get(key))
-    if found is None:
+    values = rows_for(algorithm, task, server, group.data, known.before.get(key))
+    if values is None:
         return group
-    known.now[key] = found
-    return group._replace(data=group.data._replace(known=found))
+    known.now[key] = values
+    return group._replace(data=group.data._replace(known=values))
 
 
 class Widths(NamedTuple):

@@ -88,8 +88,10 @@ def _metrics(simulation: Simulation, client: int, record: Any, down: Any, models
     test, *validation = (tree.row(split.rows([client]), 0) for split in federation.splits[1:])
     with torch.no_grad():
         model = algorithm.personal_model(task, record, down)
-        found = evaluate(algorithm, task, record, down, record, model, test, EVAL_MODELS[models], *validation)
-    rows = {name: value[None] for name, value in found.items()}
+        evaluation = evaluate(
+            algorithm, task, record, down, record, model, test, EVAL_MODELS[models], *validation
+        )
+    rows = {name: value[None] for name, value in evaluation.items()}
     targets = ([split.targets(client)] for split in federation.splits[1:])
     return {name: float(value) for name, value in measured(task, rows, *targets).items()}
 

@@ -112,24 +112,24 @@ class Personalisation:
 
     def samples(self, path: Path) -> tuple[Samples, Samples, list[str]]:
         """The train and test samples of a file with targets, encoded as the run's; a fifth is test."""
-        found = self.shared.read(path, missing=self.shared.description.input.missing)
-        if found.y is None:
-            raise DataError(f"{path} lacks {found.target}; a model is trained on samples with their targets")
-        if not found.has_target.all():
-            row = int(found.rows[~found.has_target][0]) + 1
+        rows = self.shared.read(path, missing=self.shared.description.input.missing)
+        if rows.y is None:
+            raise DataError(f"{path} lacks {rows.target}; a model is trained on samples with their targets")
+        if not rows.has_target.all():
+            row = int(rows.rows[~rows.has_target][0]) + 1
             raise DataError(
-                f"{path} has nothing in {found.target} in row {row}; complete it or remove the row"
+                f"{path} has nothing in {rows.target} in row {row}; complete it or remove the row"
             )
         targets_of = self.shared.preparation.targets
-        samples = Samples(found.x, targets_of(found.y), None, found.unit, found.time)
-        if found.test is not None:
-            x_test, y_test = found.test
+        samples = Samples(rows.x, targets_of(rows.y), None, rows.unit, rows.time)
+        if rows.test is not None:
+            x_test, y_test = rows.test
             own, test, warning = without_tested(
                 samples, Samples(x_test, targets_of(y_test)), are_marked=False
             )
-            return own, test, [*found.notes, *filter(None, [warning])]
+            return own, test, [*rows.notes, *filter(None, [warning])]
         own, test, how = split_off(samples)
-        return own, test, [*found.notes, how]
+        return own, test, [*rows.notes, how]
 
     @process.left_as_found()
     def fit(
@@ -182,7 +182,7 @@ class Personalisation:
 
         def scores(models: list[Tensor]) -> list[float]:
             with torch.no_grad():
-                return [primary_metrics(task, w, [data_of(test)])[0] for w in models]
+                return [primary_metrics(task, w, [as_data(test)])[0] for w in models]
 
         choices = {name: best(w) for name, w in starts.items()}
         of_best = max(choices, key=lambda name: choices[name].score)
@@ -204,11 +204,11 @@ class Personalisation:
         trained = torch.from_numpy(self.settings.split_clients[0])
         fitting = WithoutServer(algorithm, message_to_new_client(algorithm, server, trained), updates)
         how = {"id": self.settings.clients, "batch": self.settings.batch, "seed": seed}
-        models = updated(task, fitting, data_of(own), updates, **how)
-        by_itself = updated(task, alone, data_of(own), self.settings.rounds, **how)
+        models = updated(task, fitting, as_data(own), updates, **how)
+        by_itself = updated(task, alone, as_data(own), self.settings.rounds, **how)
         with torch.no_grad():
             scores, alone_scores = (
-                [primary_metrics(task, w, [data_of(test)])[0] for w in pair] for pair in (models, by_itself)
+                [primary_metrics(task, w, [as_data(test)])[0] for w in pair] for pair in (models, by_itself)
             )
         return FineTunedModel(
             self._bundle(models[-1], own, scores[-1], len(test)), "what the clients have in common", None, updates,
@@ -219,7 +219,7 @@ class Personalisation:
         """The bundle of a new client's model, with the base of the run."""
         output, task = self.shared.description.output, self.shared.task
         if output.is_survival:
-            output = dataclasses.replace(output, hazard=hazard_of(task, model, data_of(own)))
+            output = dataclasses.replace(output, hazard=hazard_of(task, model, as_data(own)))
         facts, metric = self.shared.description, self.shared.task.metrics[0].name
         origin = dataclasses.replace(facts.origin, stage=TRAINED, round=0, name="a new client")
         found = (Score(metric, "test", score, samples),) if math.isfinite(score) else ()
@@ -283,7 +283,7 @@ def updated(
     return [*models, vector_of(algorithm.personal_model(task, client, down))]
 
 
-def data_of(samples: Samples) -> Data:
+def as_data(samples: Samples) -> Data:
     """The samples of one client as tensors."""
     return Data(tensors(samples.x), tensors(samples.y), torch.tensor(len(samples)))
 
@@ -302,7 +302,7 @@ def compared(
     """
     metric = task.metrics[0]
     with torch.no_grad():
-        (answers, y), (others, _) = (predicted(task, w, data_of(test)) for w in (ours, alone))
+        (answers, y), (others, _) = (predicted(task, w, as_data(test)) for w in (ours, alone))
     interval = gain_interval(metric, answers, others, y) if len(y) > 1 else None
     if task.criterion.kind == NEXT_TOKEN or not len(own):
         return interval, None
@@ -318,7 +318,7 @@ def nearest(task: Task, models: Mapping[int, Tensor], samples: Samples) -> int:
         models: By client.
         samples: Of the new client.
     """
-    data = data_of(samples)
+    data = as_data(samples)
     with torch.no_grad():
         losses = {client: float(task.evaluate(w, data)[0]) for client, w in models.items()}
     return min(losses, key=lambda client: losses[client] if losses[client] == losses[client] else np.inf)
@@ -333,14 +333,14 @@ def fine_tuned(how: FineTuning, w: Tensor, samples: Samples, epochs: int) -> lis
         samples: That it is trained on.
         epochs: Passes over them.
     """
-    task, data, found = how.task, data_of(samples), [w]
+    task, data, models = how.task, as_data(samples), [w]
     batches = plan(how.seed, 0, [how.id], [len(samples)], batch=how.batch, epochs=epochs, random=task.random)
     moments = begin(how.optimizer, how.optimizer.init(w[: task.d]), w[: task.d])
     with torch.no_grad():
         for epoch in tree.row(batches, 0):
             w, moments, _ = train(task, how.optimizer, w, moments, data, (epoch,))
-            found.append(w)
-    return found
+            models.append(w)
+    return models
 
 
 def with_rate(how: FineTuning, lr: float) -> FineTuning:
@@ -375,14 +375,14 @@ def choose(
     """
     scores: dict[tuple[float, int], list[tuple[float, float]]] = {}
     for fold in range(folds.max() + 1):
-        held_out = data_of(samples.take(folds == fold))
+        held_out = as_data(samples.take(folds == fold))
         for lr in rates:
             models = fine_tuned(with_rate(how, lr), w, samples.take(folds != fold), max(epochs))
             for count in epochs:
                 with torch.no_grad():
                     loss, score = how.task.evaluate(models[count], held_out)
-                found = (float(score), -float(loss)) if torch.isfinite(loss) else (-np.inf, -np.inf)
-                scores.setdefault((lr, count), []).append(found)
+                judged = (float(score), -float(loss)) if torch.isfinite(loss) else (-np.inf, -np.inf)
+                scores.setdefault((lr, count), []).append(judged)
             tick(1)
     means = {key: tuple(np.mean(own, 0).tolist()) for key, own in scores.items()}
     lr, count = max(means, key=lambda key: means[key])

@@ -275,8 +275,10 @@ class Result:
     @property
     def _temperatures(self) -> list[float]:
         """Of each client's probabilities."""
-        found = self.probabilities
-        return [1.0] * self.experiment.clients if found is None else found.temperature.tolist()
+        if self.probabilities is None:
+            return [1.0] * self.experiment.clients
+        temperatures: list[float] = self.probabilities.temperature.tolist()
+        return temperatures
 
     @property
     def _hazards(self) -> Sequence[Hazard | None]:

@@ -315,9 +315,9 @@ def trained_rivals(e: Experiment, plan: RivalPlan) -> TrainedRivals:
     named = [metric.name for metric in e.task.metrics]
     known = json.dumps([e.fingerprints()["samples"], named, e.settings.seed, plan], default=str)
     if known not in _trained:
-        found = _train(e, plan)
+        trained = _train(e, plan)
         _trained.clear()
-        _trained[known] = found
+        _trained[known] = trained
     return _trained[known]
 
 

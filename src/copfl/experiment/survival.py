@@ -258,11 +258,11 @@ def _observed(parts: Sequence[tuple[Array, Array]]) -> tuple[Observed, ...]:
     if not parts:
         return ()
     number, targets = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    found = []
+    curves = []
     for third, name in enumerate(THIRDS):
         if len(own := targets[number == third]):
-            found.append(_curve(name, own))
-    return tuple(found)
+            curves.append(_curve(name, own))
+    return tuple(curves)
 
 
 def _curve(name: str, targets: Array) -> Observed:

@@ -31,7 +31,7 @@ from copfl.kernels.private_torch import backward, gradient
 SHORT_DEVICES = {"cuda"}
 
 
-class Layout(Protocol):
+class ParameterLayout(Protocol):
     """How vectors are split into tensors by name: core.layout.Layout."""
 
     @property
@@ -51,7 +51,9 @@ class Layout(Protocol):
 class BatchedModule:
     """A model's forward pass over batched clients."""
 
-    def __init__(self, module: nn.Module, layout: Layout, products: torch.dtype | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, layout: ParameterLayout, products: torch.dtype | None = None
+    ) -> None:
         frozen = any(name not in layout.names for name, _ in module.named_parameters())
         self.short = products if frozen and _device(module) in SHORT_DEVICES else None
         own = [module.get_submodule(name.rpartition(".")[0]) for name in layout.names]
@@ -158,7 +160,7 @@ class BatchedModule:
         arrays = x.x if isinstance(x, Keyed) else x
         names = tuple(arrays) if isinstance(arrays, dict) else None
         inputs = tuple(arrays.values()) if isinstance(arrays, dict) else (arrays,)
-        run = Run(self, tape, names)
+        run = ForwardPass(self, tape, names)
         return _forward(parameters, buffers, valid, key, head, run, *inputs)
 
     def gradient(
@@ -201,7 +203,7 @@ def _uses(module: nn.Module, trained: set[str]) -> list[tuple[str, str]]:
 
 
 def batched_module(
-    module: nn.Module, layout: Layout, products: torch.dtype | None = None
+    module: nn.Module, layout: ParameterLayout, products: torch.dtype | None = None
 ) -> BatchedModule | None:
     """The model for batched clients, or None if the model itself has parameters outside of its layers."""
     trained = set(layout.names)
@@ -252,7 +254,7 @@ class Tape:
     outputs: list[Tensor]
 
 
-class Run(NamedTuple):
+class ForwardPass(NamedTuple):
     """What a forward pass needs beside tensors."""
 
     model: BatchedModule
@@ -267,7 +269,7 @@ def _forward(
     valid: Tensor | None,
     key: Tensor | None,
     head: Tensor | None,
-    run: Run,
+    run: ForwardPass,
     *inputs: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Logits, features and the buffers after; with a tape, in its mode and for a backward pass."""

@@ -143,13 +143,13 @@ def _chosen(model: nn.Module, head: str | None, option: str, patterns: str) -> s
             parts = [layout_of(model, head).head]
         elif word == "norms":
             parts = [name for name, module in model.named_modules() if _is_norm(module)]
-        found = {name for name in names if any(inside(name, part) for part in parts)}
-        found = set(names) - found if word == "body" else found
-        if not found:
+        matching = {name for name in names if any(inside(name, part) for part in parts)}
+        matching = set(names) - matching if word == "body" else matching
+        if not matching:
             tops = sorted({name.partition(".")[0] for name in names} - {"head", "body"})
             raise UsageError(
                 f'model.{option}="{patterns}": "{word}" matches no parameter of the model. Known: head, '
                 f'body, norms, {", ".join(tops)}, and patterns of parameters\' names such as "*.bias"'
             )
-        chosen |= found
+        chosen |= matching
     return chosen

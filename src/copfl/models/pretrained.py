@@ -202,8 +202,8 @@ def base_of(name: str, weights: str = "default") -> Base:
         folder = located(rest) or _snapshot(rest)
         if not (folder / "config.json").is_file():
             raise UsageError(f"{folder} has no config.json; hf:FOLDER is a folder that transformers saved")
-        found = () if weights == "none" else (file,) if file is not None else _weight_files(folder)
-        return Base(source, str(folder), folder / "config.json", tuple(found))
+        weight_files = () if weights == "none" else (file,) if file is not None else _weight_files(folder)
+        return Base(source, str(folder), folder / "config.json", tuple(weight_files))
     if not re.fullmatch(r"[\w.]+", rest):  # timm would fetch "hf-hub:NAME", and read "local-dir:PATH"
         raise UsageError(
             f"{source}:{rest} is no model of {source}; its names have letters, digits, _ and . alone"

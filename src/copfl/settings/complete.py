@@ -12,7 +12,7 @@ from copfl.settings.merging import Layer, lower_layers, merge
 from copfl.settings.schema import Run
 from copfl.settings.suggestions import suggest
 from copfl.settings.validation import validate
-from copfl.settings.values import check_passed, modules_of_values, values_in, values_of
+from copfl.settings.values import check_passed, passed_values
 from copfl.wrappers.local_steps import with_local_steps
 
 
@@ -35,9 +35,8 @@ def complete(
         sums_only: Whether the server may see sums of uploads only, which counts where no algorithm is named.
         code: Modules of yours that the layers may name: a layer may be a file's, and names none itself.
     """
-    every = values_in(layers) | {kind: value for kind, value in (values or {}).items() if value is not None}
-    named_code.name(code, modules_of_values(every))
-    passed, named = values_of(every)
+    named_code.name(code)
+    passed, named = passed_values(layers, values or {})
     upper = [*(layer.chosen if isinstance(layer, Run) else layer for layer in layers), named]
     defaults, of_preset = lower_layers(upper, passed, preset)
     chosen = merge([defaults, of_preset, *upper], passed)

@@ -115,7 +115,7 @@ def factory_of(title: str, name: str, code: str | None = None) -> Callable[..., 
     raise unknown_name(f"{title}.name", name, [*known, *more])
 
 
-def context_of(title: str, factory: Callable[..., Any]) -> tuple[str, ...]:
+def context_parameters(title: str, factory: Callable[..., Any]) -> tuple[str, ...]:
     """The parameters of a factory that are no settings.
 
     Args:
@@ -143,7 +143,7 @@ def component(kind: str, table: Mapping[str, Any], fill: bool = True) -> Any:
     factory = factory_of(kind, name, fields.get("code"))
     if reference := reference_of(kind, name):
         fields["code"] = named_code.digests(reference)
-    parameters = parameters_of(factory, context_of(kind, factory))
+    parameters = parameters_of(factory, context_parameters(kind, factory))
     options = {}
     for key, value in table.items():
         if key in declared and key not in arguments:

@@ -46,25 +46,32 @@ def data_record(table: Mapping[str, Any]) -> schema.Data:
     return record
 
 
-def data_of(record: schema.Data) -> Dataset:
-    """The data set that a record describes."""
-    already_read = _looked_at.pop(state_of(record), None) if _is_published(record.name) else None
-    return _read(record) if already_read is None else already_read
+def data_of(record: schema.Data, keep: bool = False) -> Dataset:
+    """The data set that a record describes.
 
-
-def look_at(record: schema.Data) -> Dataset:
-    """The data set that a record describes, for who wants to know its facts.
-
-    A published one is kept for the next `data_of`: reading all images of one can take minutes.
+    Args:
+        record: The data.
+        keep: Whether the same record is asked for again, as by `prepare` after `facts`. A published data set is
+            then kept for the next call: reading all images of one can take minutes.
     """
-    dataset = _read(record)
-    if _is_published(record.name):
-        _looked_at.clear()
-        _looked_at[state_of(record)] = dataset
+    name, folder = record.name, None if record.dir is None else Path(record.dir)
+    if record.value is not None:
+        return record.value  # type: ignore[no-any-return]
+    if user_code.is_reference(name):
+        reader = user_code.attribute("data", name, record.code)
+        return user_code.dataset_of(reader, folder, record.arguments, name)
+    is_published = name in datasets.DATASETS or name.startswith(PREFIX)
+    if is_published and not keep and (kept := _kept.pop(state_of(record), None)) is not None:
+        return kept
+    options = checked("data", datasets.reader(name), record.arguments, READS, schema.paths())
+    dataset = datasets.load(name, folder, **options)
+    if is_published and keep:
+        _kept.clear()
+        _kept[state_of(record)] = dataset
     return dataset
 
 
-_looked_at: dict[tuple[str, int], Dataset] = {}  # at most one, by its `state_of`
+_kept: dict[tuple[str, int], Dataset] = {}  # at most one, by its `state_of`
 
 
 def state_of(record: schema.Data) -> tuple[str, int]:
@@ -77,19 +84,3 @@ def state_of(record: schema.Data) -> tuple[str, int]:
     else:
         changed = os.stat(record.name).st_mtime_ns if os.path.isfile(record.name) else 0
     return json.dumps(table_of(record), sort_keys=True), changed
-
-
-def _is_published(name: str) -> bool:
-    """Whether the name is of a data set that nobody changes, in the folder of data or on the hub."""
-    return name in datasets.DATASETS or name.startswith(PREFIX)
-
-
-def _read(record: schema.Data) -> Dataset:
-    name, folder = record.name, None if record.dir is None else Path(record.dir)
-    if record.value is not None:
-        return record.value  # type: ignore[no-any-return]
-    if user_code.is_reference(name):
-        reader = user_code.attribute("data", name, record.code)
-        return user_code.dataset_of(reader, folder, record.arguments, name)
-    options = checked("data", datasets.reader(name), record.arguments, READS, schema.paths())
-    return datasets.load(name, folder, **options)

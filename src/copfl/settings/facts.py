@@ -1,7 +1,7 @@
 """What is known of a federation before anything is trained, from what was chosen and from its data.
 
 `Facts` reads the data at most once, and only if somebody asks for what only the samples say: a run whose
-settings are all chosen can be described where its data are not. `DEFAULTS` is what suits the data sets that
+settings are all chosen can be described where its data are not. `DATA_SET_DEFAULTS` is what suits the data sets that
 copfl knows by name, without a look at them.
 """
 
@@ -33,8 +33,8 @@ from copfl.models.trees import Trees
 from copfl.settings import user_code
 from copfl.settings.checking import SettingError
 from copfl.settings.components import component, name_of, usual_optimizer
-from copfl.settings.data import data_record, look_at, state_of
-from copfl.settings.first_choice import Known, UsualTraining, training_of
+from copfl.settings.data import data_of, data_record, state_of
+from copfl.settings.first_choice import Known
 from copfl.settings.schema import Run, RunSettings, record_of
 from copfl.settings.toml import Tables
 
@@ -46,20 +46,23 @@ SMALL_TABLE: Tables = {
 READ_FOR_CLIENTS = (npz_file, leaf, pfllib, image_folder)  # the samples say whether there are natural clients
 BY_GROUP: Tables = {"partition": {"name": "by_group"}}
 # Defaults for a data set: the paper's protocol. The digits' federation is small enough to finish in seconds
-# and skewed enough for personalisation to matter.
-DEFAULTS: dict[str, Tables] = {
+# and skewed enough for personalisation to matter. A table [data] names the set: another one does not get its options.
+DATA_SET_DEFAULTS: dict[str, Tables] = {
     "digits": {
         "run": {"rounds": 40, "batch": 8},
         "partition": {"name": "classes", "per_client": 3, "train_per_class": 5, "test_per_class": 15},
         "model": {"name": "cnn"},
     },
     "cifar10c": {
-        "data": {"all": True},
+        "data": {"name": "cifar10c", "all": True},
         "partition": {"name": "classes", "group_per_client": True},
         "algorithm": {"name": "copfl", "rate": 0.15},
     },
     # At its native 84 pixels a round takes minutes on a CPU; --set data.size=84 selects them.
-    "mini_imagenet": {"data": {"size": 32}, "partition": {"name": "classes", "per_client": 10}},
+    "mini_imagenet": {
+        "data": {"name": "mini_imagenet", "size": 32},
+        "partition": {"name": "classes", "per_client": 10},
+    },
     "breast_cancer": SMALL_TABLE,
     "wine": SMALL_TABLE,
     "diabetes": {**SMALL_TABLE, "partition": {"name": "iid"}},
@@ -76,12 +79,6 @@ SMALL_SETS = ("digits", "breast_cancer", "wine", "diabetes", "heart")
 LINEAR, WORDS = "linear", "words"  # the models that are a head alone, of numbers and of texts
 TREES = "trees"  # the model that has no gradient, and the algorithm that grows it
 SMALL_IMAGE = 64  # pixels a side; cnn up to here, ResNet-18 for larger images
-
-
-def defaults_of(name: str) -> Tables:
-    """The lowest layer of settings: what suits the data set with this name."""
-    tables = {kind: dict(table) for kind, table in DEFAULTS.get(name, {}).items()}
-    return {**tables, "data": {"name": name, **tables["data"]}} if "data" in tables else tables
 
 
 @dataclass(frozen=True)
@@ -201,11 +198,6 @@ class Facts:
             run["steps"] if isinstance(run.get("steps"), int) else 0,
         )
 
-    @property
-    def training(self) -> UsualTraining:
-        """How a client trains by the rule."""
-        return training_of(self.known)
-
 
 def _has_one_layer(model: object) -> bool:
     """Whether the model is a module whose trained parameters are all in one layer."""
@@ -244,7 +236,7 @@ def facts_of_table(table: Mapping[str, Any]) -> DataFacts:
 
 @lru_cache(maxsize=8)  # a comparison completes many runs on the same data
 def _read_once(table: str, written: int) -> DataFacts:
-    return facts_of(look_at(record_of("data", json.loads(table))))
+    return facts_of(data_of(record_of("data", json.loads(table)), keep=True))
 
 
 def usual_partition(table: Mapping[str, Any], dataset: object = None) -> str:

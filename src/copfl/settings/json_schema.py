@@ -13,7 +13,7 @@ from typing import Any
 
 from copfl.data.sets import datasets
 from copfl.settings.checking import described, parameters_of
-from copfl.settings.components import FACTORIES, context_of
+from copfl.settings.components import FACTORIES, context_parameters
 from copfl.settings.data import READS
 from copfl.settings.record import Component, declared
 from copfl.settings.schema import KINDS
@@ -75,7 +75,9 @@ def options_of(kind: str) -> dict[str, dict[str, Any]]:
     if kind == "data":
         return {name: parameters_of(read, READS) for name, read in datasets.DATASETS.items()}
     factories = FACTORIES[kind]()
-    return {name: parameters_of(factory, context_of(kind, factory)) for name, factory in factories.items()}
+    return {
+        name: parameters_of(factory, context_parameters(kind, factory)) for name, factory in factories.items()
+    }
 
 
 def _type(hint: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from copfl.settings import presets
-from copfl.settings.facts import Facts, defaults_of
+from copfl.settings.facts import DATA_SET_DEFAULTS, Facts
 from copfl.settings.first_look import Layer as Layer
 from copfl.settings.first_look import check_layer
 from copfl.settings.schema import KINDS, RunSettings
@@ -30,17 +30,16 @@ def lower_layers(layers: Sequence[Layer], passed: Mapping[str, Any], preset: str
     names = [str(layer["data"]["name"]) for layer in layers if "name" in layer.get("data", {})]
     defaults: Tables = {}
     if "data" not in passed:
-        suited = defaults_of(names[-1] if names else "digits")
+        suited = DATA_SET_DEFAULTS.get(names[-1] if names else "digits", {})
         defaults = {kind: table for kind, table in suited.items() if kind not in passed}
     if not preset:
         return defaults, {}
+    of_preset = presets.content(preset)
     rounds = [
-        layer["run"]["rounds"]
-        for layer in (defaults, presets.content(preset), *layers)
-        if "rounds" in layer.get("run", {})
+        layer["run"]["rounds"] for layer in (defaults, of_preset, *layers) if "rounds" in layer.get("run", {})
     ]
     last = rounds[-1] if rounds and isinstance(rounds[-1], int) else RunSettings.rounds
-    return defaults, presets.preset(preset, last)
+    return defaults, presets.counted(of_preset, last)
 
 
 def merge(layers: Sequence[Layer], passed: Mapping[str, Any]) -> Tables:

@@ -17,7 +17,7 @@ from copfl.settings import schema
 from copfl.settings.checking import SettingError, parameters_of
 from copfl.settings.components import factory_of
 from copfl.settings.facts import LINEAR, SMALL_SETS, TREES, WORDS, Facts
-from copfl.settings.first_choice import first_choice
+from copfl.settings.first_choice import first_choice, training_of
 from copfl.settings.merging import Layer, names_algorithm
 from copfl.settings.record import declared
 from copfl.settings.toml import Tables
@@ -81,7 +81,8 @@ def _training(facts: Facts, is_batch_set: bool) -> Tables:
     )
     if is_batch_set and not by_rule:
         return {}  # the data need not be read
-    return {"addons": facts.training.addons if by_rule else {}, "run": {"batch": facts.training.batch}}
+    training = training_of(facts.known)
+    return {"addons": training.addons if by_rule else {}, "run": {"batch": training.batch}}
 
 
 def _needed(of_algorithm: Traits, facts: Facts) -> Tables:
@@ -121,7 +122,7 @@ def rates_of(tables: Tables, facts: Facts) -> Mapping[str, float]:
     model = "" if "model" in facts.passed else str(tables["model"].get("name", ""))
     rates = usual_rates(facts.data_name, model, facts.is_adapted)
     if rates and "lr" not in tables["optimizer"] and facts.follows_rule:
-        return {**rates, **dict.fromkeys(ADAPTIVE, facts.training.lr)}
+        return {**rates, **dict.fromkeys(ADAPTIVE, training_of(facts.known).lr)}
     return ADAPTER_RATES if facts.is_adapted and rates and facts.data_name not in SMALL_SETS else rates
 
 

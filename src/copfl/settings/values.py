@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from copfl.core.optim import DefaultNumber, is_chosen
 from copfl.errors import CopflError, UsageError
+from copfl.settings import named_code
 from copfl.settings.checking import SettingError, options_of
 from copfl.settings.components import PLAIN, build, component, name_of
 from copfl.settings.content import digest_of
@@ -38,27 +39,31 @@ class Values(NamedTuple):
     """What a program passed in place of settings."""
 
     passed: dict[str, Any]  # by kind
-    layer: Tables  # the settings of the values that have a name, and need not be passed
+    named: Tables  # the settings of the values that have a name, and need not be passed
 
 
 OF_FILES = (bool, int, float, list, dict, datetime.date, datetime.time)  # what a file can have beside texts
 
 
-def values_in(layers: Sequence[Layer | Run]) -> dict[str, Any]:
-    """By kind, the values that these layers have as the key `value`.
+def passed_values(layers: Sequence[Layer | Run], values: Mapping[str, Any]) -> Values:
+    """What a program passed, as the key `value` of a layer's table or by itself; its modules are named.
 
     A text there is the description of a value, in the content of a run.toml. A later layer that names a component
-    wins over an earlier one that has it as a value.
+    wins over an earlier one that has it as a value. A class of an algorithm or optimizer is made; one that has a
+    name becomes settings.
 
     Args:
         layers: Settings by title and key, or records; from below.
+        values: By kind, values that win over those of the layers; None is none.
     """
     passed: dict[str, Any] = {}
     for layer in layers:
         tables = layer.chosen if isinstance(layer, Run) else layer
         choices = {kind: table for kind, table in tables.items() if isinstance(table, Mapping)}
-        values = {kind: t["value"] for kind, t in choices.items() if not isinstance(t.get("value", ""), str)}
-        for kind, value in values.items():
+        in_layer = {
+            kind: t["value"] for kind, t in choices.items() if not isinstance(t.get("value", ""), str)
+        }
+        for kind, value in in_layer.items():
             if isinstance(value, OF_FILES):
                 raise SettingError(
                     f"{kind}.value",
@@ -66,25 +71,18 @@ def values_in(layers: Sequence[Layer | Run]) -> dict[str, Any]:
                     f"is the place of a {kind} that a program has; name one: {kind}.name",
                 )
         unnamed = {kind: value for kind, value in passed.items() if not choices.get(kind, {}).get("name")}
-        passed = unnamed | values | (layer.values if isinstance(layer, Run) else {})
-    return passed
-
-
-def values_of(values: Mapping[str, Any]) -> Values:
-    """Values by kind; a class of an algorithm or optimizer is made, one that has a name becomes settings.
-
-    Args:
-        values: By kind, what a program passed.
-    """
-    passed = {kind: value for kind, value in values.items() if value is not None}
-    layer: Tables = {}
+        passed = unnamed | in_layer | (layer.values if isinstance(layer, Run) else {})
+    passed |= {kind: value for kind, value in values.items() if value is not None}
+    passed = {kind: value for kind, value in passed.items() if value is not None}
+    named_code.name(modules_of_values(passed))
+    named: Tables = {}
     for kind in ("algorithm", "optimizer"):
         if isinstance(passed.get(kind), type):
             passed[kind] = passed[kind]()
         if same_settings := layer_of(kind, passed.get(kind)):
-            layer |= same_settings
+            named |= same_settings
             del passed[kind]
-    return Values(passed, layer)
+    return Values(passed, named)
 
 
 def check_passed(tables: Tables, passed: Mapping[str, Any]) -> None:

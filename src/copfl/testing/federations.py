@@ -105,7 +105,9 @@ def other_federation(kind: str, trains: str = "") -> tuple[Task, FederatedData]:
     names = ("a", "b", "c", "d") if classes else RISK if kind == SURVIVAL else ("y", "z")
     dataset = Dataset("random", samples, samples, names, kind=kind)
     with seeded(0):
-        alone = models.build(trains or "mlp", (3,), len(names), 0, **({} if trains else {"width": 5}))
+        alone = models.build(
+            trains or "mlp", (3,), len(names), 0, **(dict[str, Any]() if trains else {"width": 5})
+        )
         model = TwoInputs(4) if classes else alone
     public = {"a": torch.from_numpy(a[:6]), "b": torch.from_numpy(b[:6])} if classes else None
     criterion = CRITERIA[kind]()

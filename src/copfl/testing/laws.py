@@ -54,7 +54,7 @@ def algorithm_checks(
     return [(law, partial(check, trial)) for law, check in LAWS.items()]
 
 
-class Simulated(NamedTuple):
+class SimulatedRounds(NamedTuple):
     """The state after some rounds, and the metrics of each."""
 
     state: State
@@ -82,29 +82,29 @@ class Trial:
         return small_federation(self.norm, sizes, needs=self.needs, dropout=DROPOUT, trains=self.trains)
 
     @cached_property
-    def one_by_one(self) -> Simulated:
+    def one_by_one(self) -> SimulatedRounds:
         return self.run(sequential(), self.rounds)
 
     @cached_property
-    def batched(self) -> Simulated:
+    def batched(self) -> SimulatedRounds:
         return self.run(vmap(3), self.rounds)  # everybody, in two batches
 
     @cached_property
-    def batched_half(self) -> Simulated:
+    def batched_half(self) -> SimulatedRounds:
         return self.run(vmap(64), self.rounds, participation=0.5)
 
     @property
     def state(self) -> State:
         return self.one_by_one.state
 
-    def run(self, mapping: Mapping, rounds: int, participation: float = 1.0) -> Simulated:
+    def run(self, mapping: Mapping, rounds: int, participation: float = 1.0) -> SimulatedRounds:
         """Some rounds of the federation."""
         task = self.task if mapping.name == "sequential" else self.batched_task
         return self.run_with(task, self.federation, mapping, rounds, participation)
 
     def run_with(
         self, task: Task, federation: FederatedData, mapping: Mapping, rounds: int, participation: float = 1.0
-    ) -> Simulated:
+    ) -> SimulatedRounds:
         """Some rounds, of which each gives finite records and the two metrics; the last one is evaluated."""
         try:
             state = begin(self.algorithm, task, federation.clients)
@@ -132,7 +132,7 @@ class Trial:
             assert one.clients["healthy"].all(), (
                 "a client's record or upload is not finite although its data are"
             )
-        return Simulated(state, shown)
+        return SimulatedRounds(state, shown)
 
     def arguments(self, state: State, n: int) -> tuple[Any, Any, Data, Plan]:
         """The client, the message, the data and the plan of one client's next local update."""

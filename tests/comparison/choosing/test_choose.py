@@ -35,9 +35,9 @@ from copfl.comparison.jobs.job import Job
 from copfl.comparison.jobs.processes import Pool
 from copfl.comparison.jobs.runner import all_done
 from copfl.comparison.jobs.submission import TimeIsUp
-from copfl.comparison.results.results import Record, record_of
+from copfl.comparison.results.results import Record, read_record
 from copfl.comparison.rows.entries import Entry, entry_of
-from copfl.comparison.rows.entry_settings import with_optimizer
+from copfl.comparison.rows.entry_settings import with_one_optimizer
 from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import RunFolder
 from copfl.settings.complete import complete
@@ -334,7 +334,7 @@ def test_a_stage_that_the_time_ends_does_not_count(tmp_path: Path, monkeypatch: 
 
 def test_a_method_that_ends_before_the_others_stays_in_the_race(tmp_path: Path) -> None:
     """Levels need 16 rounds, and the stage ends at round 18 of the others."""
-    base = with_optimizer({"data": {"name": "heart"}, "run": {"checkpoint_every": 1, "rivals": False}})
+    base = with_one_optimizer({"data": {"name": "heart"}, "run": {"checkpoint_every": 1, "rivals": False}})
     race = Race(tmp_path, base, [0], 0.2, Pool(1), print)
     race.rounds = 100
     candidates = race.candidates(racing._entries(["levels"]), {})
@@ -459,11 +459,11 @@ def test_a_record_after_some_of_the_rounds(tmp_path: Path) -> None:
     race.rounds = 6
     race.stage([one], 2)
     assert (one.jobs[0].path / "checkpoint").is_dir()
-    early = record_of(one.jobs[0]._replace(until=2))
+    early = read_record(one.jobs[0]._replace(until=2))
     race.stage([one], 6)
     assert not (one.jobs[0].path / "checkpoint").exists()
-    assert record_of(one.jobs[0]._replace(until=2)) == early
-    assert len(record_of(one.jobs[0]).rounds) == 6
+    assert read_record(one.jobs[0]._replace(until=2)) == early
+    assert len(read_record(one.jobs[0]).rounds) == 6
 
 
 def test_what_cannot_run_is_left_out(tmp_path: Path) -> None:
@@ -536,14 +536,14 @@ def test_the_best_steps_of_the_server_race_beside_all_algorithms() -> None:
 
 def test_a_race_has_the_batches_and_the_rate_of_a_first_run_unless_they_are_set() -> None:
     few: dict[str, Any] = {"data": {"name": "digits"}, "run": {"clients": 20}}
-    base = racing._as_a_first_run(with_optimizer(few))
+    base = racing._as_a_first_run(with_one_optimizer(few))
     usual = complete(few)
     assert (base["run"]["batch"], base["optimizer"]["lr"]) == (usual.run.batch, usual.optimizer.lr)
     named: dict[str, Any] = {**few, "run": {"clients": 20, "batch": 4}, "optimizer": {"lr": 0.5}}
-    base = racing._as_a_first_run(with_optimizer(named))
+    base = racing._as_a_first_run(with_one_optimizer(named))
     assert (base["run"]["batch"], base["optimizer"]["lr"]) == (4, 0.5)
     words = {**few, "model": {"name": "embedding"}}
-    assert racing._as_a_first_run(with_optimizer(words))["addons"] == {"lr_schedule": "cosine"}
+    assert racing._as_a_first_run(with_one_optimizer(words))["addons"] == {"lr_schedule": "cosine"}
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -17,7 +17,7 @@ from copfl.comparison.jobs.runner import all_done, run_in_worker
 from copfl.comparison.jobs.starts import Starts
 from copfl.comparison.jobs.submission import TimeIsUp
 from copfl.comparison.rows.entries import entry_of
-from copfl.comparison.rows.entry_settings import job_of, settings_of
+from copfl.comparison.rows.entry_settings import job_of, row_settings
 from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import claimed
 from copfl.experiment.preparation import prepare
@@ -33,7 +33,7 @@ def job(tmp_path: Path, text: str = "copfl", seed: int = 0, **run: Any) -> Job:
         clouds(data)
     entry = entry_of(text)
     return job_of(
-        tmp_path / "runs", entry.label, settings_of(entry, base(data, **run), keeps_state=True).layers, seed
+        tmp_path / "runs", entry.label, row_settings(entry, base(data, **run), keeps_state=True).layers, seed
     )
 
 
@@ -66,7 +66,7 @@ def test_where_the_data_lie_and_how_often_is_saved_do_not_matter(tmp_path: Path)
     }
     assert (
         job_of(
-            tmp_path / "runs", "copfl", settings_of(entry_of("copfl"), tables, keeps_state=True).layers, 0
+            tmp_path / "runs", "copfl", row_settings(entry_of("copfl"), tables, keeps_state=True).layers, 0
         ).path
         == one.path
     )
@@ -231,7 +231,7 @@ def load():
     def fragile(name: str) -> Job:
         tables = {**base(data), "data": {"name": f"fragile:{name}"}}
         return job_of(
-            tmp_path / "runs", name, settings_of(entry_of("local"), tables, keeps_state=True).layers, 0
+            tmp_path / "runs", name, row_settings(entry_of("local"), tables, keeps_state=True).layers, 0
         )
 
     jobs = [fragile("once"), job(tmp_path, "local")]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from copfl.comparison.jobs.job import Job
-from copfl.comparison.results.results import last_evaluations, record_of
+from copfl.comparison.results.results import last_evaluations, read_record
 from copfl.data.clients.partition import Partition
 from copfl.errors import DataError, RunError
 from copfl.settings.schema import Run
@@ -53,7 +53,7 @@ def evaluated(*after: float | None, **more: Any) -> dict[str, Any]:
 
 def test_a_value_is_the_mean_of_the_last_evaluations_of_each_client(tmp_path: Path) -> None:
     lines = [evaluated(0, 0, 0), {}, evaluated(0.2, 0.4, 0.6), evaluated(0.4, 0.4, 0.9)]
-    found = record_of(run(tmp_path / "run", lines, last=2))
+    found = read_record(run(tmp_path / "run", lines, last=2))
     assert found.clients["accuracy"] == pytest.approx([0.3, 0.4, 0.75])
     assert found.mean("accuracy") == pytest.approx(1.45 / 3)
     assert found.rounds == [1, 3, 4]  # the second had no evaluation
@@ -70,17 +70,17 @@ def test_a_client_that_was_away_has_its_own_last_evaluations(tmp_path: Path) -> 
         evaluated(0.3, 0.5, clients=[0, 2]),
         evaluated(0.5, 0.4, clients=[0, 1]),
     ]
-    found = record_of(run(tmp_path / "run", lines, last=2))
+    found = read_record(run(tmp_path / "run", lines, last=2))
     assert found.clients["accuracy"] == pytest.approx([0.4, 0.3, 0.5])
 
 
 def test_a_broken_model_counts_as_nought_and_no_samples_as_nothing(tmp_path: Path) -> None:
-    found = record_of(run(tmp_path / "run", [evaluated(1, None, None)], tested=(1, 1, 0), last=1))
+    found = read_record(run(tmp_path / "run", [evaluated(1, None, None)], tested=(1, 1, 0), last=1))
     assert np.array_equal(found.clients["accuracy"], [1, 0, nan], equal_nan=True)
     assert found.cost["broken"] == 1
     assert found.mean("accuracy") == 0.5
     with pytest.raises(DataError, match="no client has test samples"):
-        record_of(run(tmp_path / "other", [evaluated(1, 1, 1)], tested=(0, 0, 0)))
+        read_record(run(tmp_path / "other", [evaluated(1, 1, 1)], tested=(0, 0, 0)))
 
 
 def test_the_worst_tenth() -> None:
@@ -93,10 +93,10 @@ def test_the_worst_tenth() -> None:
 def test_a_short_run_counts_the_last_third_of_its_evaluations(tmp_path: Path) -> None:
     """Five rounds from 10 to 50 %: the value is the last one, and not the mean of the whole run."""
     rising = [evaluated(*[0.1 * k] * 3) for k in range(1, 6)]
-    found = record_of(run(tmp_path / "five", rising))
+    found = read_record(run(tmp_path / "five", rising))
     assert found.mean() == pytest.approx(0.5)
     assert (found.last, found.counted) == (1, (5, 5))
-    assert record_of(run(tmp_path / "asked", rising, last=5)).mean() == pytest.approx(0.3)
+    assert read_record(run(tmp_path / "asked", rising, last=5)).mean() == pytest.approx(0.3)
 
 
 def test_a_client_that_is_seldom_selected_counts_the_last_third_of_its_own_evaluations() -> None:
@@ -112,14 +112,14 @@ def test_last_evaluations_of_fewer_than_asked() -> None:
 def test_malicious_clients_are_not_counted(tmp_path: Path) -> None:
     malicious = {"malicious": [0.0, 1.0, 0.0]}
     lines = [evaluated(0.2, 0.0, 0.4, **malicious), evaluated(0.4, 1.0, 0.6, **malicious)]
-    found = record_of(run(tmp_path / "run", lines, last=1))
+    found = read_record(run(tmp_path / "run", lines, last=1))
     assert found.clients["accuracy"] == pytest.approx([0.4, nan, 0.6], nan_ok=True)
     assert found.mean("accuracy") == pytest.approx(0.5)
     assert found.curves["accuracy"] == pytest.approx([0.3, 0.5])
 
 
 def test_a_model_that_was_not_tried_has_no_value(tmp_path: Path) -> None:
-    found = record_of(run(tmp_path / "run", [{"accuracy": [0.5, None, 0.7]}] * 2, last=2))
+    found = read_record(run(tmp_path / "run", [{"accuracy": [0.5, None, 0.7]}] * 2, last=2))
     assert found.clients["accuracy"] == pytest.approx([0.5, 0.0, 0.7])  # tried, and without a finite answer
     assert np.isnan(found.clients["accuracy_before"]).all()
     assert np.isnan(found.mean("accuracy_global"))
@@ -131,4 +131,4 @@ def test_an_accuracy_that_is_no_fraction_is_an_error(tmp_path: Path, wrong: floa
     message = r"accuracy_before is between .* must be a fraction.*remove .*run it again"
     job = run(tmp_path / "run", [evaluated(0, 0, 0, accuracy_before=[0.1, wrong, 0.3])])
     with pytest.raises(RunError, match=message):
-        record_of(job)
+        read_record(job)

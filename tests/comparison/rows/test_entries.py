@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from copfl.algorithms import ALGORITHMS
-from copfl.comparison.rows.entries import Entry, described, entries_of, entry_of, seeds_of, split
+from copfl.comparison.rows.entries import Entry, at_commas, described, entries_of, entry_of, seeds_of
 from copfl.comparison.rows.entry_file import read_file
-from copfl.comparison.rows.entry_settings import settings_of
-from copfl.comparison.rows.spaces import cells, grid_of, values_of
+from copfl.comparison.rows.entry_settings import row_settings
+from copfl.comparison.rows.spaces import cells, grid_of, tried_values
 from copfl.errors import UsageError
 from copfl.settings.complete import complete
 from copfl.settings.toml import Tables
@@ -28,7 +28,7 @@ def test_commas_and_colons_inside_a_value_are_no_borders() -> None:
     one, two = entries_of(['fedper:keeps=["head", "norms"],local:model.name=mine:Net:lr=1'])
     assert one.settings == {"algorithm": {"keeps": ["head", "norms"]}}
     assert two.settings == {"model": {"name": "mine:Net"}, "optimizer": {"lr": 1}}
-    assert split('a,"b,c",[d,e], ,f') == ["a", '"b,c"', "[d,e]", "f"]
+    assert at_commas('a,"b,c",[d,e], ,f') == ["a", '"b,c"', "[d,e]", "f"]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_entries_that_are_not_allowed(text: str, message: str) -> None:
 
 
 def test_a_grid_is_every_combination_in_order() -> None:
-    grid = grid_of(values_of(["lr=1,2", "copfl.rate=0.1,0.2"], "--tune"), "--tune")
+    grid = grid_of(tried_values(["lr=1,2", "copfl.rate=0.1,0.2"], "--tune"), "--tune")
     assert grid == {("optimizer", "lr"): [1, 2], ("copfl", "rate"): [0.1, 0.2]}
     assert [described(cell, "optimizer", "copfl") for cell in cells(grid)] == [
         "lr=1 rate=0.1", "lr=1 rate=0.2", "lr=2 rate=0.1", "lr=2 rate=0.2",
@@ -68,12 +68,12 @@ def test_a_grid_is_every_combination_in_order() -> None:
 )
 def test_grids_that_are_not_allowed(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        grid_of(values_of([text], "--tune"), "--tune")
+        grid_of(tried_values([text], "--tune"), "--tune")
 
 
 def test_a_key_is_named_once() -> None:
     with pytest.raises(UsageError, match="names lr twice"):
-        values_of(["lr=1", "lr=2"], "--tune")
+        tried_values(["lr=1", "lr=2"], "--tune")
 
 
 def test_seeds() -> None:
@@ -88,22 +88,24 @@ def test_seeds() -> None:
 def test_what_is_set_for_all_reaches_those_it_concerns() -> None:
     base: Tables = {"run": {"rounds": 7}, "copfl": {"rate": 0.1}, "adam": {"lr": 0.5}}
     copfl, plain, adam = entries_of(["copfl:budget=0.4,fedavg,fedavg:optimizer=adam"])
-    found = complete(*settings_of(copfl, base, keeps_state=True).layers).tables()
+    found = complete(*row_settings(copfl, base, keeps_state=True).layers).tables()
     assert (found["algorithm"]["rate"], found["algorithm"]["budget"], found["run"]["rounds"]) == (0.1, 0.4, 7)
     assert found["optimizer"]["name"] == "mamo"
-    assert complete(*settings_of(plain, base, keeps_state=True).layers).tables()["optimizer"]["name"] == "sgd"
-    found = complete(*settings_of(adam, base, keeps_state=True).layers).tables()
+    assert (
+        complete(*row_settings(plain, base, keeps_state=True).layers).tables()["optimizer"]["name"] == "sgd"
+    )
+    found = complete(*row_settings(adam, base, keeps_state=True).layers).tables()
     assert (found["optimizer"]["name"], found["optimizer"]["lr"]) == ("adam", 0.5)
-    assert settings_of(copfl, base).concerns("copfl")
-    assert not settings_of(plain, base).concerns("copfl")
-    assert settings_of(plain, base).concerns("run")
+    assert row_settings(copfl, base).concerns("copfl")
+    assert not row_settings(plain, base).concerns("copfl")
+    assert row_settings(plain, base).concerns("run")
 
 
 def test_an_optimizer_for_all_gives_way_to_an_entrys_own() -> None:
     base = {"optimizer": {"name": "adam", "lr": 0.25}}
     copfl, own = entries_of(["copfl,fedavg:optimizer=sgd"])
-    assert complete(*settings_of(copfl, base, keeps_state=True).layers).tables()["optimizer"]["lr"] == 0.25
-    found = complete(*settings_of(own, base, keeps_state=True).layers).tables()["optimizer"]
+    assert complete(*row_settings(copfl, base, keeps_state=True).layers).tables()["optimizer"]["lr"] == 0.25
+    found = complete(*row_settings(own, base, keeps_state=True).layers).tables()["optimizer"]
     assert found["name"] == "sgd"
     assert found["lr"] != 0.25  # a number for another optimizer
 

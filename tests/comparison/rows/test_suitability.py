@@ -10,7 +10,7 @@ from copfl.algorithms import ALGORITHMS
 from copfl.comparison.compare import compare
 from copfl.comparison.rows import suitability
 from copfl.comparison.rows.entries import entries_of
-from copfl.comparison.rows.entry_settings import settings_of
+from copfl.comparison.rows.entry_settings import row_settings
 from copfl.comparison.rows.suitability import reasons
 from copfl.errors import UsageError
 from copfl.experiment.preparation import prepare
@@ -40,7 +40,7 @@ def test_named_rows_that_cannot_train_are_an_error_before_any_run(tmp_path: Path
 def test_all_are_those_that_can_train(tables: Tables) -> None:
     rows = entries_of(["all"])
     assert {row.name for row in rows} == ALGORITHMS.keys()
-    layers = {entry.label: settings_of(entry, tables, keeps_state=True).layers for entry in rows}
+    layers = {entry.label: row_settings(entry, tables, keeps_state=True).layers for entry in rows}
     experiment = prepare(complete(*layers[rows[0].label], suitability.CHECK))
     found = suitability.refusals(layers, experiment)
     classes = {"fedpac", "fedrod", "gpfl", "ktpfl"} if tables else set()
@@ -53,7 +53,7 @@ def test_survival_is_for_all_that_train_by_a_loss(tmp_path: Path) -> None:
     model = {"name": "mlp", "width": 8}
     tables: Tables = {"data": data, "model": model, "run": {"rounds": 1, "engine": "vmap"}}
     rows = entries_of(["all"])
-    layers = {entry.label: settings_of(entry, tables, keeps_state=True).layers for entry in rows}
+    layers = {entry.label: row_settings(entry, tables, keeps_state=True).layers for entry in rows}
     experiment = prepare(complete(*layers[rows[0].label], suitability.CHECK))
     found = suitability.refusals(layers, experiment)
     by_equations = {"levels", "wide_levels", "trees"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from copfl.experiment.first_run.exceptions import FEWEST_ROWS, are_better, gains
+from copfl.experiment.first_run.exceptions import FEWEST_ROWS, are_better, site_gains
 
 NAN = np.nan
 Rows = list[np.ndarray]
@@ -25,7 +25,7 @@ def test_a_gain_is_a_fraction_of_both_losses_and_has_at_least_the_pooled_varianc
         [np.array([1.0, 1.0, NAN]), np.array([1.0, 3.0])],
         [np.array([3.0, 3.0, 9.0]), np.array([2.0, 2.0])],
     )
-    found = gains(ours, theirs)
+    found = site_gains(ours, theirs)
     assert found.mean == pytest.approx([0.5, 0.0])
     # Rows of the second site: 1/4 and -1/4, a variance of 1/8 with one degree of freedom; of the first site: none.
     assert found.variance == pytest.approx([1 / 16 / 2, 1 / 8 / 2])
@@ -38,7 +38,7 @@ def test_by_hand() -> None:
     low, high = 0.5 + signs, 0.5 - signs  # losses whose means are 1/2
     one = (np.full(64, 0.25), 0.25 + 0.5 + signs)  # a sum of 1: gains are differences
     other = (one[1], one[0])
-    found = gains([one[0], other[0]], [one[1], other[1]])
+    found = site_gains([one[0], other[0]], [one[1], other[1]])
     assert found.mean == pytest.approx([0.5, -0.5])
     assert found.variance == pytest.approx([1 / 16 / 64] * 2)
     # τ² is the variance of the gains, 1/2, less that of a mean over rows: the sites count for themselves.

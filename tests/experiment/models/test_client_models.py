@@ -14,7 +14,7 @@ import copfl.errors
 from copfl.core.evaluation import primary_metrics
 from copfl.core.task import Personal
 from copfl.experiment.models.client_models import RECEIVED, TRAINED, Stage, vector_of
-from copfl.experiment.personalisation import data_of
+from copfl.experiment.personalisation import as_data
 from copfl.experiment.preparation import prepare
 from copfl.experiment.training import execute
 from copfl.settings.complete import complete
@@ -46,7 +46,7 @@ def scores(result: copfl.Result, model_of: Any) -> list[float]:
         samples = e.federation.dataset.test.take(chosen)
         with torch.no_grad():
             model: Personal = model_of(n)
-            found += primary_metrics(e.task, model, [data_of(samples)])
+            found += primary_metrics(e.task, model, [as_data(samples)])
     return found
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from copfl.cli.federate.trial import _show
 from copfl.experiment import records
-from copfl.experiment.analysis.benefit import of_records
+from copfl.experiment.analysis.benefit import group_benefit, halves_of
 from copfl.federation.operations.page import FederationPage, document_of
 from copfl.federation.operations.status import status
 from copfl.federation.operations.watched import read
@@ -148,8 +148,9 @@ def test_the_benefit_of_each_member_is_beside_its_other_numbers(tmp_path: Path) 
     assert table.head == ["client", *numbers]
     rows = {row[0]: row[1:] for row in table.rows}
     assert list(rows) == NAMES
-    expected = of_records(records.read(state.path / "rounds.jsonl"), len(NAMES))
-    assert expected is not None
+    halves = halves_of(records.read(state.path / "rounds.jsonl"), len(NAMES))
+    assert halves is not None
+    expected = group_benefit(*halves)
     low, high = expected.interval(0)
     assert rows["north"][:4] == [
         f"{1000 * expected.value[0]:+.2f}",

@@ -23,7 +23,7 @@ from copfl.experiment.analysis import evidence
 from copfl.experiment.analysis.benefit import (
     Benefit,
     group_benefit,
-    of_records,
+    halves_of,
 )
 from copfl.federation.node import halves, secure_update
 from copfl.federation.node.audit_log import entry_of
@@ -87,9 +87,9 @@ def simulated() -> list[records.Record]:
 
 
 def benefit_of(lines: list[records.Record]) -> Benefit:
-    found = of_records(lines, CLIENTS)
-    assert found is not None
-    return found
+    halves = halves_of(lines, CLIENTS)
+    assert halves is not None
+    return group_benefit(*halves)
 
 
 def test_a_federation_has_the_benefit_of_the_simulation(

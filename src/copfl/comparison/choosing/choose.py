@@ -43,14 +43,14 @@ from copfl.comparison.rows.entries import (
     VALIDATION,
     Entry,
     Rows,
+    at_commas,
     check_seeds,
     entries_of,
     entry_of,
     modules_of,
     rows_of,
-    split,
 )
-from copfl.comparison.rows.entry_settings import OPTIMIZER, common_of, with_optimizer
+from copfl.comparison.rows.entry_settings import OPTIMIZER, common_of, with_one_optimizer
 from copfl.core.algorithm import Traits, traits
 from copfl.engine.rounds import Round
 from copfl.errors import UsageError, at_least
@@ -158,7 +158,7 @@ def choose(
     out, log = Path(out), log or (lambda line: None)
     common = common_of(dataset, settings)
     every = {"checkpoint_every": 1}  # a rung may end after any round
-    base = _as_a_first_run(with_optimizer({**common, "run": {**common.get("run", {}), **every}}))
+    base = _as_a_first_run(with_one_optimizer({**common, "run": {**common.get("run", {}), **every}}))
     seeds = check_seeds(seeds)
     forecast = Forecast() if forecast is None else forecast
     at_least(0, jobs=jobs)
@@ -312,7 +312,7 @@ def _trains(algorithm: str, model: str) -> bool:
 
 
 def _names_all(entries: Rows) -> bool:
-    return any(isinstance(row, str) and "all" in split(row) for row in rows_of(entries))
+    return any(isinstance(row, str) and "all" in at_commas(row) for row in rows_of(entries))
 
 
 def _entries(entries: Rows, more_rates: Sequence[float] = ()) -> list[Entry]:

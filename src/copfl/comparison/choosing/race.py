@@ -36,9 +36,9 @@ from copfl.comparison.jobs.job import Job, finished
 from copfl.comparison.jobs.processes import Pool
 from copfl.comparison.jobs.runner import all_done
 from copfl.comparison.jobs.submission import Log, TimeIsUp
-from copfl.comparison.results.results import Record, paired, record_of
+from copfl.comparison.results.results import Record, paired, read_record
 from copfl.comparison.rows.entries import Entry, check_own, described
-from copfl.comparison.rows.entry_settings import RowSettings, job_of, settings_of
+from copfl.comparison.rows.entry_settings import RowSettings, job_of, row_settings
 from copfl.comparison.rows.spaces import cells, grid_of
 from copfl.comparison.rows.suitability import reasons, refusals
 from copfl.core.metrics import MetricInfo
@@ -176,7 +176,7 @@ class Race:
         candidates = []
         alone = [row for row in rows if row.name == LOCAL][:1]  # first: others are compared with it
         for entry in [*alone, *(row for row in rows if row not in alone)]:
-            row = settings_of(entry, self.base)
+            row = row_settings(entry, self.base)
             concerned = {key: values for key, values in grid.items() if row.concerns(key[0])}
             for cell in cells(concerned):
                 label = f"{entry.label} {described(cell, 'optimizer', 'algorithm', entry.name)}".strip()
@@ -374,7 +374,7 @@ class Race:
         for candidate in standing.order[:FINALISTS]:
             entry = candidate.entry._replace(label=f"{candidate.label} + add-ons")
             candidates.append(
-                self.candidate(settings_of(entry, self.base), {**candidate.layers[-1], **ADDONS})
+                self.candidate(row_settings(entry, self.base), {**candidate.layers[-1], **ADDONS})
             )
         return self.stage(candidates, self.rounds, len(self.seeds))
 
@@ -412,7 +412,9 @@ class Race:
             )
         if not ready:
             raise RunError(f"no candidate could run. {' '.join(self.notes)}")
-        records = {candidate.label: [record_of(job) for job in runs[candidate.label]] for candidate in ready}
+        records = {
+            candidate.label: [read_record(job) for job in runs[candidate.label]] for candidate in ready
+        }
         for candidate in ready:
             before = self.trained.get(candidate.label, 0)  # runs continue, so only further rounds are spent
             self.trained[candidate.label] = max(before, until * seeds)

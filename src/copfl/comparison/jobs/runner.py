@@ -32,7 +32,6 @@ from copfl.engine import seed_batching
 from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.rounds import Round
 from copfl.errors import CopflError, RunError, UsageError
-from copfl.experiment.folder import RunFolder
 from copfl.experiment.preparation import prepare
 from copfl.experiment.progress import Pace
 from copfl.experiment.result import Experiment
@@ -213,11 +212,27 @@ class Runner:
         return True
 
     def _prepared(self, job: Job, locks: contextlib.ExitStack) -> ReadyRun | None:
-        """The arguments of `execute`; None if another process has finished the job."""
+        """The arguments of `execute`, on a data set that is loaded once for many jobs.
+
+        None if another process has finished the job.
+        """
         folder = locks.enter_context(locked_folder(job.path))
         if self.known(job) or finished(job):
             return None
-        experiment = self._experiment(job, folder)
+        run = job.run
+        if folder.begun:
+            stored = folder.tables()
+            same_device = Run.of(stored).run.device == run.run.device
+            layer = stored if same_device else run.tables()  # with the engine that was measured when it began
+            run = complete(layer, values={**job.run.values, "partition": folder.partition()})
+        key = json.dumps(table_of(run.data), sort_keys=True)
+        if self.loaded is None or self.loaded[0] != key:
+            self.loaded = None  # before the next one, or both are in memory
+            clock = time.monotonic()
+            self.loaded = key, data_of(run.data)
+            self.loading += time.monotonic() - clock
+        run = dataclasses.replace(run, data=dataclasses.replace(run.data, value=self.loaded[1]))
+        experiment = prepare(run, validation=job.validation)
         start, rounds = started_with(experiment), experiment.settings.rounds
         self.check(job, start, experiment.federation.dataset.note)
         lean = LeanFolder(job.path, start=start, rounds=rounds, until=job.rounds, pause=self.pause)
@@ -236,23 +251,6 @@ class Runner:
             stop(round, seconds)
 
         return watch
-
-    def _experiment(self, job: Job, folder: RunFolder) -> Experiment:
-        """The experiment of the job, on a data set that is loaded once for many jobs."""
-        run = job.run
-        if folder.begun:
-            stored = folder.tables()
-            same_device = Run.of(stored).run.device == run.run.device
-            layer = stored if same_device else run.tables()  # with the engine that was measured when it began
-            run = complete(layer, values={**job.run.values, "partition": folder.partition()})
-        key = json.dumps(table_of(run.data), sort_keys=True)
-        if self.loaded is None or self.loaded[0] != key:
-            self.loaded = None  # before the next one, or both are in memory
-            clock = time.monotonic()
-            self.loaded = key, data_of(run.data)
-            self.loading += time.monotonic() - clock
-        run = dataclasses.replace(run, data=dataclasses.replace(run.data, value=self.loaded[1]))
-        return prepare(run, validation=job.validation)
 
 
 class ReadyRun(NamedTuple):

@@ -85,11 +85,12 @@ def values_at_the_end(rows: Sequence[ComparisonRow]) -> list[str]:
     """How many values are of a model before local training, and how many clients never trained, over the seeds."""
     labels: dict[str, list[str]] = {}  # by what is said of the rows
     for row in rows:
-        found = [run.final_evaluation for run in row.outcomes if run.final_evaluation is not None]
+        at_the_end = [run.final_evaluation for run in row.outcomes if run.final_evaluation is not None]
         late, never = (
-            sum(map(len, parts)) for parts in ([f.clients for f in found], [f.never_trained for f in found])
+            sum(map(len, parts))
+            for parts in ([f.clients for f in at_the_end], [f.never_trained for f in at_the_end])
         )
-        without = sum(len({*one.never_trained} - {*one.clients}) for one in found)
+        without = sum(len({*one.never_trained} - {*one.clients}) for one in at_the_end)
         said = []
         if late:
             clients = sum(len(run.clients[row.metric.name]) for run in row.outcomes)

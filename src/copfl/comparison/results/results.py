@@ -1,6 +1,6 @@
 """Metrics of finished runs, and checks that they can be compared.
 
-`record_of` reads a run folder after its job; tables and pictures see records only.
+`read_record` reads a run folder after its job; tables and pictures see records only.
 """
 
 import math
@@ -108,31 +108,8 @@ class Record(NamedTuple):
         """The first and the last round whose evaluations are in its mean."""
         return self.rounds[-self.last :][0], self.rounds[-1]
 
-    def mean_within(self, rounds: tuple[int, int], name: str = "") -> float:
-        """The mean of the evaluations from the first of these rounds to the last.
 
-        Args:
-            rounds: The first and the last of them, from 1.
-            name: Of the metric and the model; "" for the primary one, of the personal models.
-        """
-        name = name or self.metric.name
-        if rounds == self.counted:
-            return self.mean(name)
-        low, high = rounds
-        values = [v for r, v in zip(self.rounds, self.curves[name], strict=True) if low <= r <= high]
-        return float(np.mean(values)) if values else math.nan
-
-    def serves(self, job: Job) -> bool:
-        """Whether it has all metrics of the job: another experiment may have evaluated fewer models."""
-        wanted = accuracies(job.run.run.eval_models, self.metric.name)
-        last = averaged(len(self.rounds)) if job.last is None else job.last
-        return self.last == last and self.evaluated().issuperset(wanted)
-
-    def evaluated(self) -> set[str]:
-        return {name for name, values in self.clients.items() if not all(map(math.isnan, values))}
-
-
-def record_of(job: Job) -> Record:
+def read_record(job: Job) -> Record:
     """The record of a finished run; a RunError if its metrics cannot be right."""
     lines = records.read(job.path / "rounds.jsonl")[: job.rounds]
     timing = [line["seconds"] for line in records.read(job.path / "timing.jsonl")[: job.rounds]]

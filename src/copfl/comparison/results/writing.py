@@ -111,17 +111,7 @@ def _row(row: ComparisonRow) -> dict[str, Any]:
         "per_client": {name: [run.clients[name] for run in row.outcomes] for name in row.outcomes[0].clients},
         "new_clients": [run.new and run.new._asdict() for run in row.outcomes],
         "curves": [{"round": run.rounds, primary: run.curves[primary]} for run in row.outcomes],
-        "differences": {
-            name: {
-                "mean": gain.mean,
-                "over_seeds": gain.seeds,
-                "over_clients": gain.clients,
-                "over_both": gain.both,
-                "p": gain.p,
-                "verdict": gain.verdict,
-            }
-            for name, gain in row.differences.items()
-        },
+        "differences": {name: gain.as_json() for name, gain in row.differences.items()},
     }
 
 

@@ -59,11 +59,11 @@ def entries_of(rows_or_texts: Rows) -> list[Entry]:
     rows = list[Entry]()
     for row in rows_of(rows_or_texts):
         if isinstance(row, Entry):
-            rows.append(checked(row))
+            rows.append(checked_entry(row))
         elif not isinstance(row, str):
-            rows.append(checked(entry_of_value(arguments.algorithm_of(row))))
+            rows.append(checked_entry(entry_of_value(arguments.algorithm_of(row))))
         else:
-            for text in split(row):
+            for text in at_commas(row):
                 every = [Entry(name, name, {}, optional=True) for name in ALGORITHMS]
                 rows += every if text == "all" else [entry_of(text)]
     return rows
@@ -74,7 +74,7 @@ def modules_of(rows_or_texts: Rows) -> list[str]:
     modules = list[str]()
     for row in rows_of(rows_or_texts):
         if isinstance(row, str):
-            words = [word for text in split(row) for word in re.split(arguments.OPTIONS, text)]
+            words = [word for text in at_commas(row) for word in re.split(arguments.OPTIONS, text)]
             modules += named_code.modules_in([word.partition("=")[2] or word for word in words])
         elif not isinstance(row, Entry):
             kind = row if isinstance(row, type) else type(row)
@@ -105,10 +105,10 @@ def entry_of(text: str) -> Entry:
     if "=" in name or (colon and (before in ALGORITHMS or not user_code.is_reference(name))):
         raise UsageError(f'entry "{text}" must have the form NAME or NAME:KEY=VALUE:KEY=VALUE')
     label = " ".join(part.strip() for part in re.split(arguments.OPTIONS, text))
-    return checked(Entry(name, label, settings))
+    return checked_entry(Entry(name, label, settings))
 
 
-def checked(entry: Entry) -> Entry:
+def checked_entry(entry: Entry) -> Entry:
     """The entry, if there is such an algorithm and it does not set what all rows have in common."""
     factory_of("algorithm", entry.name)
     check_own(
@@ -151,7 +151,7 @@ def seeds_of(text: str, option: str = "--seeds") -> list[int]:
         option: Where it stands, for the error.
     """
     seeds: list[int] = []
-    for seed_or_range in split(text):
+    for seed_or_range in at_commas(text):
         ends = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", seed_or_range)
         if ends is None:
             raise UsageError(
@@ -181,7 +181,7 @@ def check_seeds(seeds: Sequence[int], option: str = "seeds") -> list[int]:
     return seeds
 
 
-def split(text: str) -> list[str]:
+def at_commas(text: str) -> list[str]:
     """The parts between commas, but not those inside brackets or quotes; empty ones are left out."""
     texts = re.findall(r"""(?:"[^"]*"|'[^']*'|\[[^\]]*\]|[^,"'\[]|["'\[])+""", text)
     return [one.strip() for one in texts if one.strip()]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from copfl import foreign
-from copfl.comparison.rows.entries import Entry, checked, described
+from copfl.comparison.rows.entries import Entry, checked_entry, described
 from copfl.errors import UsageError, raised_as, unknown
 from copfl.settings.arguments import put
 from copfl.settings.toml import Tables
@@ -65,4 +65,4 @@ def _entry(path: Path, /, name: str = "", label: str = "", settings: Any = (), *
         else:
             put(tables, key, value)
     label = label or f"{name} {described(tables, 'algorithm', 'optimizer')}".strip()
-    return checked(Entry(str(name), str(label), tables))
+    return checked_entry(Entry(str(name), str(label), tables))

@@ -1,6 +1,6 @@
 """The settings of a row: layers of tables, which with a seed make a job.
 
-`compare`, `sweep` and `choose` make a `RowSettings` of each entry once, by `settings_of`, and pass it on.
+`compare`, `sweep` and `choose` make a `RowSettings` of each entry once, by `row_settings`, and pass it on.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RowSettings(NamedTuple):
         return [*self.layers, self.concerning(tables)]
 
 
-def settings_of(entry: Entry, base: Base, keeps_state: bool = False) -> RowSettings:
+def row_settings(entry: Entry, base: Base, keeps_state: bool = False) -> RowSettings:
     """The settings of a row: what all rows have and concerns it, then its own.
 
     With one optimizer for every row, each phase has a new state: a state that two phases share makes the steps of
@@ -65,7 +65,7 @@ def settings_of(entry: Entry, base: Base, keeps_state: bool = False) -> RowSetti
         keeps_state: Whether the algorithm's own default decides about the state instead, as in a sweep, which
             compares no algorithms.
     """
-    name, optimizer = names_of(entry, base)
+    name, optimizer = entry.name, optimizer_of(entry, base)
     plain = {title: dict(table) for title, table in base.items() if title in KINDS}
     titled = {title: table for title, table in base.items() if title not in KINDS}
     if not optimizer:
@@ -85,17 +85,17 @@ def settings_of(entry: Entry, base: Base, keeps_state: bool = False) -> RowSetti
     return row._replace(layers=layers)
 
 
-def names_of(entry: Entry, base: Base) -> tuple[str, str]:
-    """The names of a row's algorithm and optimizer: tables named after others do not concern it.
+def optimizer_of(entry: Entry, base: Base) -> str:
+    """The name of a row's optimizer; "" of an algorithm that has none.
 
     Args:
         entry: The row.
         base: The settings of every row.
     """
     if (usual := usual_optimizer(entry.name)) is None:
-        return entry.name, ""
+        return ""
     named = entry.settings.get("optimizer", {}).get("name") or base.get("optimizer", {}).get("name")
-    return entry.name, str(named or name_of("optimizer", usual))
+    return str(named or name_of("optimizer", usual))
 
 
 def job_of(
@@ -141,7 +141,7 @@ def common_of(dataset: arguments.Data, settings: Mapping[str, Any]) -> Tables:
     return {title: {**below.get(title, {}), **base.get(title, {})} for title in {**below, **base}}
 
 
-def with_optimizer(base: Base) -> Tables:
+def with_one_optimizer(base: Base) -> Tables:
     """The tables with one optimizer for every row, or with none for each algorithm's own."""
     table = {"name": OPTIMIZER, **base.get("optimizer", {})}
     if table["name"] == OWN:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from copfl.comparison.rows.entries import split
+from copfl.comparison.rows.entries import at_commas
 from copfl.errors import UsageError
 from copfl.settings.arguments import PLACES, SHORT, plain
 from copfl.settings.record import declared_types
@@ -51,7 +51,7 @@ class Range(NamedTuple):
 Space = Mapping[Place, list[Any] | Range]  # a grid, or a space to search in
 
 
-def values_of(texts: Sequence[str], option: str) -> dict[str, list[Any]]:
+def tried_values(texts: Sequence[str], option: str) -> dict[str, list[Any]]:
     """The values to try by key, out of texts such as "lr=1e-2,1e-3" or "copfl.rate=0.05,0.25".
 
     Args:
@@ -65,7 +65,7 @@ def values_of(texts: Sequence[str], option: str) -> dict[str, list[Any]]:
             raise UsageError(f'{option} "{text}" must have the form KEY=VALUE,VALUE, such as lr=1e-2,1e-3')
         if key in result:
             raise UsageError(f"{option} names {key} twice; give all its values at once")
-        result[key] = [value_of(value) for value in split(values)]
+        result[key] = [value_of(value) for value in at_commas(values)]
     return result
 
 

@@ -250,20 +250,20 @@ def _number_differences(column: Column, cells: Cells) -> Iterator[ContractDiffer
 def _factor(column: Column, values: NDArray[np.float64]) -> str:
     """How the site's numbers differ from the contract's, if by a power of ten; empty if not."""
     exponents = [sign * round(math.log10(factor)) for factor in FACTORS for sign in (1, -1)]
-    found = 0
+    exponent_of_site = 0
     if column.mean is not None and column.deviation is not None:
-        found = next((e for e in exponents if _is_scaled(column, values, e)), 0)
+        exponent_of_site = next((e for e in exponents if _is_scaled(column, values, e)), 0)
     elif (low := column.minimum) is not None and (high := column.maximum) is not None:
 
         def within(scaled: NDArray[np.float64], low: float = low, high: float = high) -> float:
             return float(((scaled >= low) & (scaled <= high)).mean())
 
         if within(values) < 1 - MOST:
-            found = next((e for e in exponents if within(values / 10.0**e) > 1 - MOST / 10), 0)
-    if not found:
+            exponent_of_site = next((e for e in exponents if within(values / 10.0**e) > 1 - MOST / 10), 0)
+    if not exponent_of_site:
         return ""
-    times = f"{10 ** abs(found):,} times"
-    return f"{times} what it is" if found > 0 else f"1/{10**-found:,} of what it is"
+    times = f"{10 ** abs(exponent_of_site):,} times"
+    return f"{times} what it is" if exponent_of_site > 0 else f"1/{10**-exponent_of_site:,} of what it is"
 
 
 def _is_scaled(column: Column, values: NDArray[np.float64], exponent: int) -> bool:

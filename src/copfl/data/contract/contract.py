@@ -2,7 +2,7 @@
 
 It has columns with types, units, ranges and categories, the targets, and what happens to missing values. Its
 means, deviations and categories are given, or agreed by sums (`copfl.data.contract.statistics`); with all of them it
-is frozen, and every site's table becomes the same numbers. As text for people it is TOML (`contract_file`),
+is frozen, and every site's table becomes the same numbers. As text for people it is TOML (`data.contract.file`),
 in messages JSON.
 """
 

@@ -232,17 +232,6 @@ def halves_of(lines: list[records.Record], clients: int) -> RunHalves | None:
     return RunHalves(np.nan_to_num(membership), differences)
 
 
-def of_records(lines: list[records.Record], clients: int) -> Benefit | None:
-    """The benefit from the records of a run; None where no round has halves.
-
-    Args:
-        lines: The records of the run.
-        clients: How many there are.
-    """
-    halves = halves_of(lines, clients)
-    return None if halves is None else group_benefit(*halves)
-
-
 def of_sum(total: Judgement, freedom: int) -> Benefit:
     """The benefit from the sum over the judges.
 

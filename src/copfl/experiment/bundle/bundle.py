@@ -118,8 +118,8 @@ class Bundle:
 
         with torch.no_grad(), _describing(self.path):
             predictions = torch.cat([part(start) for start in range(0, size, BATCH)])
-        found, _ = on_host_arrays(self.task, predictions, torch.zeros(0))
-        return tempered(found.reshape(size, -1), self.description.output.temperature)
+        answers, _ = on_host_arrays(self.task, predictions, torch.zeros(0))
+        return tempered(answers.reshape(size, -1), self.description.output.temperature)
 
     def predict(self, data: Any, *, missing: str | None = None) -> NDArray[Any]:
         """The class of each sample; of a regression the values, of labels 0 or 1 for each, of survival the risks.
@@ -250,13 +250,13 @@ class Bundle:
         if output.is_survival:
             if times is None:
                 return columns
-            found = dict(
+            survival_columns = dict(
                 zip((f"survival_{time:g}" for time in times), self.survival(outputs, times).T, strict=True)
             )
-            found["median"] = self.medians(outputs)
+            survival_columns["median"] = self.medians(outputs)
             return columns | {
                 name: [float(value) if np.isfinite(value) else None for value in values]
-                for name, values in found.items()
+                for name, values in survival_columns.items()
             }
         if not output.is_regression:
             columns |= {f"probability_{name}": outputs[:, n].tolist() for n, name in enumerate(output.names)}

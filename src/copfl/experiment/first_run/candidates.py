@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from copfl.experiment.first_run.exceptions import are_better, gains
+from copfl.experiment.first_run.exceptions import are_better, site_gains
 from copfl.rivals.records import Array
 from copfl.settings.schema import Run
 from copfl.stats import Numbers
@@ -116,11 +116,11 @@ def chosen(
 
 def _is_shown(ours: Losses, theirs: Losses) -> bool:
     """Whether our losses are lower on average over the sites, by more than `ERRORS_ALONE`."""
-    found = gains(ours, theirs)
-    known = ~np.isnan(found.mean)
+    gains = site_gains(ours, theirs)
+    known = ~np.isnan(gains.mean)
     if not known.any():
         return True
-    mean, error = found.mean[known].mean(), np.sqrt(found.variance[known].sum()) / known.sum()
+    mean, error = gains.mean[known].mean(), np.sqrt(gains.variance[known].sum()) / known.sum()
     return bool(mean > ERRORS_ALONE * error)
 
 

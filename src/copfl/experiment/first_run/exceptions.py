@@ -18,7 +18,7 @@ FEWEST_ROWS = 20
 LEAST = 1e-12  # of a variance
 
 
-class Gains(NamedTuple):
+class SiteGains(NamedTuple):
     """What each site gains from another candidate, as a fraction of the two losses. [sites], nan: not known."""
 
     mean: Numbers  # (theirs - ours) / (theirs + ours), from -1 to 1
@@ -26,7 +26,7 @@ class Gains(NamedTuple):
     rows: Numbers  # with both losses
 
 
-def gains(ours: Sequence[Array], theirs: Sequence[Array]) -> Gains:
+def site_gains(ours: Sequence[Array], theirs: Sequence[Array]) -> SiteGains:
     """The gains of the sites at which both losses are known.
 
     A few rows of one class seem to have no variance at all, so a site's variance is at least the pooled one of all
@@ -46,10 +46,10 @@ def gains(ours: Sequence[Array], theirs: Sequence[Array]) -> Gains:
             squares[site] = ((rows - rows.mean()) ** 2).sum()
     freedom = np.maximum(counts - 1, 0)
     if not freedom.any():
-        return Gains(np.full(len(ours), np.nan), np.full(len(ours), np.nan), counts)
+        return SiteGains(np.full(len(ours), np.nan), np.full(len(ours), np.nan), counts)
     of_rows = np.maximum(squares.sum() / freedom.sum(), squares / np.maximum(freedom, 1))
     with np.errstate(divide="ignore"):
-        return Gains(means, np.where(counts > 0, np.maximum(of_rows, LEAST) / counts, np.nan), counts)
+        return SiteGains(means, np.where(counts > 0, np.maximum(of_rows, LEAST) / counts, np.nan), counts)
 
 
 def are_better(ours: Sequence[Array], theirs: Sequence[Array]) -> NDArray[np.bool_]:
@@ -59,12 +59,12 @@ def are_better(ours: Sequence[Array], theirs: Sequence[Array]) -> NDArray[np.boo
     of a site's own gain: few rows count little beside the other sites, and of many sites few depart by chance.
 
     Args:
-        ours: As of `gains`.
-        theirs: As of `gains`.
+        ours: As of `site_gains`.
+        theirs: As of `site_gains`.
     """
-    found = gains(ours, theirs)
-    known = ~np.isnan(found.mean)
-    mean, variance = found.mean[known], found.variance[known]
+    gains = site_gains(ours, theirs)
+    known = ~np.isnan(gains.mean)
+    mean, variance = gains.mean[known], gains.variance[known]
     better = np.zeros(len(ours), bool)
     if not len(mean):
         return better
@@ -78,5 +78,5 @@ def are_better(ours: Sequence[Array], theirs: Sequence[Array]) -> NDArray[np.boo
     own = between / (between + variance)  # what the site's own rows count
     posterior = own * mean + (1 - own) * common
     error = np.sqrt(own * variance + (1 - own) ** 2 / total.sum())
-    better[known] = (found.rows[known] >= FEWEST_ROWS) & (mean > 0) & (posterior > ERRORS * error)
+    better[known] = (gains.rows[known] >= FEWEST_ROWS) & (mean > 0) & (posterior > ERRORS * error)
     return better

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from copfl.algorithms import ALGORITHMS
 from copfl.data.contract.contract import Contract
 from copfl.data.contract.file import write_contract
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
@@ -23,9 +24,10 @@ from copfl.federation.policy.own_app import allowing
 from copfl.federation.policy.record import Policy, ProposalRules
 from copfl.federation.policy.refusal import PolicyError
 from copfl.federation.policy.request import refusals
+from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.agreed_samples import samples_of
 from copfl.federation.protocol.proposal import KEY
-from copfl.federation.protocol.settings import prepared, summable
+from copfl.federation.protocol.settings import prepared
 from copfl.federation.protocol.statistics import terms_of
 from copfl.federation.server.agreement import FILE as CONTRACT
 from copfl.federation.server.certificates import LOOPBACK, make_certificates
@@ -150,7 +152,8 @@ def planned(*layers: Layer, preset: str = "", contract: Contract | None = None) 
     in_run = [{"run": {"even_batches": True}}, *in_run] if sums_only else in_run
     run = complete(*in_run, preset=preset, sums_only=sums_only, values=values)
     chosen = {option for layer in in_run for option in layer.get("algorithm", {})}
-    if hiding := {k: v for k, v in summable(run.algorithm.name).items() if sums_only and k not in chosen}:
+    hiding = secure_total.summable(ALGORITHMS.get(run.algorithm.name)) if sums_only else {}
+    if hiding := {key: value for key, value in hiding.items() if key not in chosen}:
         named = {"algorithm": {"name": run.algorithm.name, **hiding}}
         run = complete(*in_run, named, preset=preset, sums_only=True, values=values)
     for title, table in run.tables().items():

@@ -40,26 +40,23 @@ def respond(
         process: The id of the process with which the node's worker ends.
     """
     try:
-        answer = _answer(message, run_config, NodeConfig.parse(options), process)
+        config = NodeConfig.parse(options)
+        accepted = accept(config, run_config)
+        if message.content is None:
+            raise WireError(NO_PACKET)
+        if message.kind == HELLO:
+            answer = NodeAnswer(greeting(accepted.node, message.content))
+        elif message.kind not in REQUESTS:
+            raise UsageError(f"a node of copfl does not answer {message.kind[:40]!r}")
+        elif config.worker:
+            answer = call(accepted, message.kind, message.content, process)
+        else:
+            from copfl.federation.node.resident import Resident
+
+            answer = Resident().answer(accepted, message.kind, message.content)
     except CopflError as error:
         answer = NodeAnswer(refusal(error, map(str, options.values())))
     return logged(answer, message, run_config, options)
-
-
-def _answer(message: Message, run_config: Mapping[str, Any], config: NodeConfig, process: int) -> NodeAnswer:
-    """The answer to a message, if the node accepts its proposal: the worker's, or of this process."""
-    accepted = accept(config, run_config)
-    if message.content is None:
-        raise WireError(NO_PACKET)
-    if message.kind == HELLO:
-        return NodeAnswer(greeting(accepted.node, message.content))
-    if message.kind not in REQUESTS:
-        raise UsageError(f"a node of copfl does not answer {message.kind[:40]!r}")
-    if config.worker:
-        return call(accepted, message.kind, message.content, process)
-    from copfl.federation.node.resident import Resident
-
-    return Resident().answer(accepted, message.kind, message.content)
 
 
 def greeting(node: Node, content: Content) -> Content:

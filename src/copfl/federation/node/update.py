@@ -118,10 +118,22 @@ def train(settings: TrainingSettings, node: Node, packet: Packet, load_data: Loa
         algorithm = with_key(algorithm, records.folder, head.round, (down, torch.tensor(counted)))
     with torch.no_grad():
         client, down = moved((client, down), task.device)
-        output, failure, measured = None, None, MeasuredModels({}, {})
+        output: ClientOutput | None = None
+        failure: Exception | None = None
+        measured = MeasuredModels({}, {})
         try:
             batches = plan_of(settings, algorithm, client, head, data)
-            output, measured = _updated(settings, head, algorithm, client, down, data, batches)
+            updated = algorithm.client_update(task, client, down, data.train, batches)
+            _log_gpu(task.device, head.round)
+            # The record is checked too: an algorithm that shares little may diverge without effect on its upload.
+            if not tree.finite((updated.client, updated.upload)):
+                raise WireError(
+                    "its training diverged: its model or its upload is not finite; nothing was sent"
+                )
+            if is_evaluated(head.round, settings.federation.rounds, settings.run.run.eval_every):
+                models = client, down, updated.client, updated.trained
+                measured = measure(algorithm, task, *models, data.test, data.validation)
+            output = updated
         except Exception as error:  # its text may describe samples
             if isinstance(algorithm, SecretNoise):  # without an upload there would be less noise in a sum
                 raise
@@ -135,27 +147,6 @@ def train(settings: TrainingSettings, node: Node, packet: Packet, load_data: Loa
     return TrainedUpdate(
         head, fields, records, client, output, failure, measured, note, noised, settings, data, samples
     )
-
-
-def _updated(
-    settings: TrainingSettings,
-    head: Head,
-    algorithm: AnyAlgorithm,
-    client: Any,
-    down: Any,
-    data: NodeData,
-    batches: Plan,
-) -> tuple[ClientOutput, MeasuredModels]:
-    """The local update, and the metrics of its models; WireError if it diverged."""
-    output = algorithm.client_update(data.task, client, down, data.train, batches)
-    _log_gpu(data.task.device, head.round)
-    # The record is checked too: an algorithm that shares little may diverge without effect on its upload.
-    if not tree.finite((output.client, output.upload)):
-        raise WireError("its training diverged: its model or its upload is not finite; nothing was sent")
-    if not is_evaluated(head.round, settings.federation.rounds, settings.run.run.eval_every):
-        return output, MeasuredModels({}, {})
-    models = client, down, output.client, output.trained
-    return output, measure(algorithm, data.task, *models, data.test, data.validation)
 
 
 def _log_gpu(device: torch.device, round: int) -> None:

@@ -231,7 +231,11 @@ def check(algorithm: AnyAlgorithm, task: Task, shape: Any, clients: int, augment
 
 
 def summable(algorithm: Any) -> Mapping[str, Any]:
-    """The options under which a sum of the algorithm's uploads hides them; empty if there are none."""
+    """The options under which a sum of the algorithm's uploads hides them; empty if there are none.
+
+    Args:
+        algorithm: A value, or a class of the registry; None: one that is not in it.
+    """
     inner = getattr(algorithm, "algorithm", None)
     return getattr(algorithm, "summable", {}) if inner is None else summable(inner)
 

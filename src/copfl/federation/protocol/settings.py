@@ -97,7 +97,7 @@ def federation_of(run_config: Mapping[str, Any]) -> Federation:
     check_run_keys(tables["run"])
     algorithm = {"name": "copfl", **tables["algorithm"]}
     if own_records["secure"].aggregation:
-        algorithm = {**summable(str(algorithm["name"])), **algorithm}
+        algorithm = {**secure_total.summable(ALGORITHMS.get(str(algorithm["name"]))), **algorithm}
     suggested = {"algorithm": algorithm, "model": {"name": "cnn", **tables["model"]}}
     run = validate({title: tables[title] for title in RUN_TABLES} | suggested)
     federation = Federation(run=run, **own_records)
@@ -110,12 +110,6 @@ def contract_of(text: str) -> Contract:
     """The data contract in a run config; UsageError if it is none, which says nothing about a node's data."""
     with raised_as(UsageError, "samples.contract cannot be used: {}", DataError):
         return Contract.read(text)
-
-
-def summable(algorithm: str) -> Mapping[str, Any]:
-    """The options of an algorithm under which a sum of its uploads hides them."""
-    registered = ALGORITHMS.get(algorithm)
-    return secure_total.summable(registered) if registered else {}
 
 
 def settings_of(run_config: Mapping[str, Any], bounds: RequestBounds | None = None) -> TrainingSettings:
@@ -153,8 +147,8 @@ def prepared(federation: Federation, bounds: RequestBounds | None = None) -> Tra
     public = _public(samples.public, shape) if samples.public else None
     if bounds is not None:
         arrays = TEXT if samples.text else shape
-        blank = 2  # of `blank_samples`
-        require_size(bounds, run.model, run.adapter, arrays, samples.outputs, samples.kind, blank)
+        count = 2  # of `blank_samples`
+        require_size(bounds, run.model, run.adapter, arrays, samples.outputs, samples.kind, count)
     model = build_model(run.model, run.adapter, shape, samples.outputs, run.run.seed, samples.kind)
     task = learned_task(run, model, samples.kind, samples.outputs, samples.channels, samples.scale)
     task = dataclasses.replace(task, public=public)

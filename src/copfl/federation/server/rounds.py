@@ -175,10 +175,10 @@ class TrainingServer:
             if client in trained or nbytes(self._received(client), of=self.task.initial.dtype):
                 packets[client] = self.down(client, kind=Field.FINAL)
         answers = self.exchange.ask(ServerRound(self.round), Field.FINAL, packets, self._final_metrics)
-        found = {client: values for client, values in sorted(answers.items()) if values}
-        columns = sorted({name for values in found.values() for name in values})
-        values = {name: np.array([of.get(name) for of in found.values()], np.float64) for name in columns}
-        last = FinalEvaluation(self.round, [*found], values, sorted({*range(clients)} - trained))
+        by_client = {client: values for client, values in sorted(answers.items()) if values}
+        columns = sorted({name for values in by_client.values() for name in values})
+        values = {name: np.array([of.get(name) for of in by_client.values()], np.float64) for name in columns}
+        last = FinalEvaluation(self.round, [*by_client], values, sorted({*range(clients)} - trained))
         final.write(last, self.folder.path)
         whole = last.completed(latest(lines, primary.name, clients), primary.name)
         present = whole[~np.isnan(whole)]

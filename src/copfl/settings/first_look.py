@@ -28,6 +28,8 @@ def look(layer: Layer, kinds: Collection[str] = tuple(KINDS)) -> None:
         layer: The settings by title and key.
         kinds: The tables that the command has.
     """
+    from copfl.data.sets import datasets
+
     check_layer(layer, kinds)
     for kind, record in KINDS.items():
         if kind not in layer or kind not in kinds:
@@ -40,6 +42,7 @@ def look(layer: Layer, kinds: Collection[str] = tuple(KINDS)) -> None:
             record_of(kind, layer[kind])
     if ":" not in (name := layer.get("data", {}).get("name", ":")):  # else a module or the hub
         check_data_name(name)
+        datasets.reader(name if name in datasets.DATASETS else str(Path(name).absolute()))
     if "name" in layer.get("algorithm", {}):
         check_algorithm_name(layer["algorithm"]["name"])
 
@@ -70,19 +73,17 @@ def check_layer(layer: Layer, kinds: Collection[str] = tuple(KINDS)) -> None:
 
 
 def check_data_name(name: str) -> None:
-    """An error for a word that names no data set and is no path, and for a path of nothing that can be read."""
-    from copfl.data.sets.datasets import DATASETS, reader
+    """SettingError for a word that names no data set, and is no path."""
+    from copfl.data.sets.datasets import DATASETS
     from copfl.data.sets.hub import PREFIX
 
-    if name not in DATASETS and not name.startswith(PREFIX) and (Path(name).suffix or is_path(name)):
-        reader(str(Path(name).absolute()))  # of a file or folder that there is
-    if not (name in DATASETS or name.startswith(PREFIX) or Path(name).suffix or is_path(name)):
+    if not (name in DATASETS or name.startswith(PREFIX) or is_path(name)):
         raise unknown_name("data.name", name, [*DATASETS, "FILE", "FOLDER", f"{PREFIX}NAME", "mymodule:load"])
 
 
 def is_path(name: str) -> bool:
-    """Whether a name is written as a path, or there is a file or folder of this name."""
-    return len(Path(name).parts) > 1 or name.endswith("/") or os.path.exists(name)
+    """Whether a name is written as a path or a file's name, or there is a file or folder of this name."""
+    return len(Path(name).parts) > 1 or bool(Path(name).suffix) or name.endswith("/") or os.path.exists(name)
 
 
 def check_algorithm_name(name: str) -> None:

@@ -355,3 +355,13 @@ def test_what_to_do_with_a_folder_is_said_in_python(tmp_path: Path) -> None:
     ):
         with pytest.raises(CopflError, match=message):
             call()
+
+
+@pytest.mark.filterwarnings("ignore:the column .x0. alone predicts")
+def test_the_draw_of_the_test_rows_is_a_keyword() -> None:
+    usual, same, other = (
+        copfl.run("fedavg", FRAME, **COLUMNS, **how, **ONE)
+        for how in ({}, {"split": 0}, {"split": np.int64(1)})
+    )
+    assert usual.records == same.records
+    assert usual.records != other.records

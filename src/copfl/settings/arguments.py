@@ -89,6 +89,7 @@ class Everyday(TypedDict, total=False):
         str, "The column of a table that says what belongs together, on one side of every split."
     ]
     time: Annotated[str, "The column of a table that says when: the later rows of each client are test."]
+    split: Annotated[int, "Seed of the draw of a table's test rows, which `seed` does not change."]
     event: Annotated[
         str,
         "Of survival, the column of a table that says whether the event was seen at the time in `target`.",
@@ -176,6 +177,7 @@ PLACES = {
     "text": ("data", "text"),
     "group": ("data", "group"),
     "time": ("data", "time"),
+    "split": ("data", "split"),
     "event": ("data", "event"),
     "start": ("data", "start"),
 }
@@ -256,7 +258,9 @@ def tables(dataset: Data, settings: Mapping[str, Any], algorithm: Any = None) ->
         title = name.removesuffix("_options")
         if name in PLACES or (name == "task" and isinstance(value, str)):
             table, key = PLACES.get(name, ("data", "kind"))  # the command line's --task
-            if table == "data":  # a path, or columns as a data frame has them, such as 4 or ["age", "sex"]
+            if (
+                table == "data" and key != "split"
+            ):  # a path, or columns as a data frame has them, such as 4 or ["age", "sex"]
                 value = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
             layer.setdefault(table, {})[key] = value
         elif title in KINDS and (title != "run" or isinstance(value, Mapping)):

@@ -382,7 +382,7 @@ def test_a_sweep_may_change_what_a_comparison_must_not(tmp_path: Path, data: Pat
         (["copfl", "copfl"], {}, 'two rows are called "copfl"'),
         (["copfl:raet=0.1"], {}, r'algorithm.raet=0.1 is no setting; did you mean "rate"?'),
         (["copfl"], {"reference": "fedavg"}, 'no row to be the reference: "fedavg".* Known: copfl'),
-        (["copfl"], {"tune": {"learning_rate": [1]}}, 'the key "learning_rate" must be lr'),
+        (["copfl"], {"tune": {"learning_rate": [1]}}, 'the key "learning_rate" must be a setting such as lr'),
         (["copfl"], {"tune": {"optimizer.lrr": [1]}}, r'optimizer.lrr=1 is no setting; did you mean "lr"?'),
         (
             ["copfl"],

@@ -105,7 +105,7 @@ def test_a_line_that_does_not_fit_on_the_disk_is_taken_back(
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
         with pytest.raises(
-            RunError, match=r"cannot write .*: No space left on device; free some space, then `copfl res"
+            RunError, match=r"cannot write .*: No space left on device; free some space, then `copfl.resume\("
         ):
             records.append(path, records.as_record(a_round(1)))
     assert path.read_bytes() == before

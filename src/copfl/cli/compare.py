@@ -10,7 +10,6 @@ from typing import Annotated, Any, NamedTuple
 
 from copfl.cli import options
 from copfl.cli.options import Tables, option
-from copfl.comparison.jobs import copies
 from copfl.engine import machine as this_machine
 from copfl.errors import AGAIN, UsageError, stoppable
 from copfl.experiment import process
@@ -29,14 +28,12 @@ class ComparisonOptions(NamedTuple):
 
 
 NOTHING = "there is nothing to compare; name some algorithms: --algorithms copfl,fedavg,local"
-# Options of several commands.
-
 ONE_OPTIMIZER = {
     "optimizer.name": "sgd, adam, mamo or module:Class for every row; own: each algorithm's; default: adam."
 }
 
 
-@options.training(helps=ONE_OPTIMIZER)
+@options.training(helps=ONE_OPTIMIZER, has_rows=True)
 def compare(
     line: Tables,
     *,
@@ -106,7 +103,7 @@ def compare(
     _carry_out("compare", run, _merged(file.base, line), machine)
 
 
-@options.training()
+@options.training(has_rows=True)
 def sweep(
     line: Tables,
     *,
@@ -146,7 +143,7 @@ def sweep(
     _carry_out("sweep", run, _merged(file, line), ComparisonOptions(out, jobs, on, plots, quiet, as_json))
 
 
-@options.training(helps=ONE_OPTIMIZER)
+@options.training(helps=ONE_OPTIMIZER, has_rows=True)
 def choose(
     line: Tables,
     *,
@@ -230,6 +227,8 @@ def choose(
 def _start_early(line: Tables, jobs: int | None, on: str | None) -> None:
     """Begins the processes of the runs before this one imports torch."""
     if on is None and jobs != 1 and this_machine.processors() > 1:
+        from copfl.comparison.jobs import copies
+
         copies.process_context(str(line.get("run", {}).get("device", "cpu")))
 
 

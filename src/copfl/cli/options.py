@@ -181,9 +181,18 @@ def reading(function: F) -> F:
 
 
 def training(
-    *, kinds: Mapping[str, type[Any]] = KINDS, helps: Mapping[str, str] | None = None
+    *,
+    kinds: Mapping[str, type[Any]] = KINDS,
+    helps: Mapping[str, str] | None = None,
+    has_rows: bool = False,
 ) -> Callable[[F], F]:
-    """Replaces the parameter `line` of a command by the options of its `settings`."""
+    """Replaces the parameter `line` of a command by the options of its `settings`.
+
+    Args:
+        kinds: The tables of settings.
+        helps: Other helps, by option.
+        has_rows: Whether a table may have the name of an algorithm, whose settings it has; the command checks it.
+    """
 
     def with_options(function: F) -> F:
         derived = list(settings(function.__name__, kinds, helps))
@@ -198,7 +207,7 @@ def training(
                     line.setdefault(one.kind, {})[one.key] = value
             for kind, key, value in map(assignment, values.pop("more") or []):
                 line.setdefault(kind, {})[key] = value
-            first_look.look(line, kinds)
+            first_look.look({kind: line[kind] for kind in line if kind in kinds or not has_rows}, kinds)
             named_code.name(values.pop("code") or [], named_code.modules_in(line))
             function(line=line, **values)
 

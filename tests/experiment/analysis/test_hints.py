@@ -16,6 +16,7 @@ from copfl.core.metrics import METRICS
 from copfl.core.task import task_of
 from copfl.data import arrays
 from copfl.data.samples import Dataset
+from copfl.errors import CopflWarning
 from copfl.experiment.analysis.hints import hints, padding
 from tests.commands import called
 
@@ -68,7 +69,7 @@ def test_a_hint_is_a_warning_once_and_never_an_error() -> None:
         result = copfl.run(
             "fedavg", data(255), model=net(nn.Softmax(1)), clients=2, rounds=1, partition="iid"
         )
-    assert [str(one.message) for one in caught if one.category is RuntimeWarning] == result.warnings
+    assert [str(one.message) for one in caught if one.category is CopflWarning] == result.warnings
     assert len(result.warnings) == 2
 
 

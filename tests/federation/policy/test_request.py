@@ -545,7 +545,6 @@ def test_the_memory_of_a_batch_is_estimated_without_taking_it(name: str, shape: 
     [
         # Each layer of dilated convolutions doubles what it is padded by.
         {"model.name": "causal_cnn", "model.layers": 30, "samples.kind": "next_token", "samples.text": True},
-        {"model.name": "causal_cnn", "model.layers": 100, "samples.kind": "next_token", "samples.text": True},
         {"model.name": "cnn1d", "model.width": 1000, "samples.shape": [1, 10**7]},
         {"model.name": "resnet18", "model.stem": "cifar", "samples.shape": [1, 3000, 3000]},
     ],

@@ -1,6 +1,5 @@
 """`copfl doctor`: what is installed, and whether it trains."""
 
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -76,9 +75,11 @@ def _extra(name: str, packages: tuple[str, ...]) -> str:
 
 
 def _version(package: str) -> str | None:
+    from importlib import metadata
+
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
         return None
 
 

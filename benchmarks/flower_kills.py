@@ -147,12 +147,23 @@ class Killed:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)  # its children, as systemd does: they may wait for minutes
         if victim in ("server", "superlink"):
-            self.wait(lambda: not self.with_word("flwr-serverapp"), 30)
+            self.wait(self.has_no_server, 30)
             self.local.send_signal("run", signal.SIGKILL)
             if victim == "superlink":
                 self.local.start_superlink()
             self.start_run()
         return True
+
+    def has_no_server(self) -> bool:
+        """Whether no ServerApp is left; each one that is, is killed.
+
+        Flower starts a second one for a run whose first is slow to begin, and either may be the server.
+        """
+        pids = self.with_word("flwr-serverapp")
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not pids
 
     def wait(self, what: Any, seconds: float) -> None:
         until = time.monotonic() + seconds

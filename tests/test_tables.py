@@ -122,6 +122,11 @@ def test_no_cell_is_a_formula_and_numbers_stay_numbers() -> None:
     assert row == [f"'{cell}" for cell in cells[:5]] + cells[5:]
 
 
+def test_no_part_of_a_cell_is_a_formula_where_lines_are_divided_at_a_semicolon() -> None:
+    cell = 'ill;=HYPERLINK("http://x");-1,5;+cmd|x!A0;well'
+    assert tables.without_formula(cell) == "ill;'=HYPERLINK(\"http://x\");-1,5;'+cmd|x!A0;well"
+
+
 def test_a_list_says_how_many_names_are_left_out() -> None:
     assert tables.listed(["a", "b", "c"], 3) == "a, b, c"
     assert tables.listed(list("abcde"), 2) == "a, b and 3 more"

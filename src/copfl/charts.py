@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Value = float | None  # None: not measured
 Figure = dict[str, Any]  # for report/templates/draw.js
 
+MOST_INCHES = 100.0  # of a picture's width or height: matplotlib draws at most 65,536 points, 200 to an inch
 MISSING = "pictures need matplotlib, which is not installed; `pip install 'copfl[plots]'` installs it"
 # Okabe and Ito's colours, which colour-blind people can distinguish. page.css has them as var(--c0) to
 # var(--c7), in a variant for light and one for dark.
@@ -170,6 +171,14 @@ def pictures(panels: Panels, title: str = "", kinds: Sequence[str] = ("png", "sv
 
 def draw(panels: Panels, title: str = "") -> Picture:
     """The picture, which no window and no global state of matplotlib refers to."""
+    from matplotlib import rc_context
+
+    # A name with two signs of a dollar is no formula: names of columns, classes and clients are a user's.
+    with rc_context({"text.parse_math": False}):
+        return _drawn(panels, title)
+
+
+def _drawn(panels: Panels, title: str) -> Picture:
     from matplotlib.figure import Figure as Picture
 
     width, height = _inches(panels)
@@ -219,7 +228,8 @@ def _inches(panels: Panels) -> tuple[float, float]:
         panel = 0.6 + 0.95 * len(chart.columns), 1.0 + 0.55 * len(chart.rows)
     else:
         panel = 4.4, min(9.0, 1.0 + (0.42 if isinstance(chart, Swarm) else 0.22) * len(chart.rows))
-    return max(6.4, 1 + panel[0] * len(panels[0])), max(2.0, panel[1] * len(panels))
+    width, height = max(6.4, 1 + panel[0] * len(panels[0])), max(2.0, panel[1] * len(panels))
+    return min(width, MOST_INCHES), min(height, MOST_INCHES)
 
 
 def _curves(axes: Axes, chart: Lines) -> None:

@@ -94,7 +94,12 @@ def without_formula(cell: str) -> str:
     """The cell as a spreadsheet shows it: behind an apostrophe, if it would be a formula.
 
     Names of classes and sites are another's. A number with a sign, such as -1.5 or +2.0 ± 0.3, is none.
+    Where numbers have decimal commas, a spreadsheet divides lines at ";", so what follows one is a cell, too.
     """
+    return ";".join(map(_without_formula, cell.split(";")))
+
+
+def _without_formula(cell: str) -> str:
     first = unicodedata.normalize("NFKC", cell[:1])  # some programs take "＝" as "="
     is_formula = first in ("=", "@", "\t", "\r", "\n") or (first in ("+", "-") and FORMULA.search(cell))
     try:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import copfl
+from copfl import charts
+from copfl.charts import Tree
 from copfl.errors import RunError
 from copfl.experiment import tree_views
 from copfl.report import page, run_data
+from tests.commands import called
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +77,72 @@ def test_the_report_shows_them(folder: Path) -> None:
     assert names[-1] == "first-tree"
 
 
-def test_a_damaged_file_is_reported(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("box", "key", "value", "said"),
+    [
+        (0, "parent", 3, "comes before its parent"),
+        (2, "parent", -1, "has none"),  # a second root
+        (2, "level", 10**9, "not on the level"),
+        (1, "level", -(10**9), "not on the level"),
+        (1, "place", 1e308, "not on the level"),
+        (1, "place", float("nan"), "not on the level"),
+        (5, "parent", 0, "not on the level"),
+    ],
+)
+def test_a_damaged_file_is_reported(
+    box: int, key: str, value: float, said: str, folder: Path, tmp_path: Path
+) -> None:
     content = json.loads((folder / tree_views.FILE).read_text())
-    content["first"][0]["parent"] = 3
+    content["first"][box][key] = value
     (tmp_path / tree_views.FILE).write_text(json.dumps(content))
-    with pytest.raises(RunError, match="comes before its parent"):
+    with pytest.raises(RunError, match=said):
         tree_views.read(tmp_path)
+
+
+def test_a_tree_that_no_picture_has_room_for_is_refused(folder: Path, tmp_path: Path) -> None:
+    content = json.loads((folder / tree_views.FILE).read_text())
+    root = {"text": "", "parent": -1, "level": 0, "place": 0.5}
+    wide = [root, *({**root, "parent": 0, "level": 1} for _ in range(3))]
+    deep = [{**root, "parent": level - 1, "level": level} for level in range(tree_views.LEVELS + 2)]
+    for boxes, said in ((wide, "more than two answers"), (deep, "not on the level")):
+        (tmp_path / tree_views.FILE).write_text(json.dumps({**content, "first": boxes}))
+        with pytest.raises(RunError, match=said):
+            tree_views.read(tmp_path)
+
+
+def test_a_deep_tree_is_shown_to_a_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A picture of all leaves of a tree with eight levels of questions was wider than matplotlib draws."""
+    monkeypatch.setattr(tree_views, "LEVELS", 3)
+    x = np.random.default_rng(0).uniform(size=(400, 1)).astype(np.float32)
+    options: dict[str, Any] = {"model": "trees", "model_options": {"trees": 1, "depth": 5}, "rivals": False}
+    samples = {"x": x, "y": np.round(32 * x[:, 0]), "kind": "regression"}
+    copfl.run("trees", samples, clients=2, **options, out=tmp_path / "run")
+    views = tree_views.read(tmp_path / "run")
+    assert views is not None
+    assert max(box.level for box in views.first) == tree_views.LEVELS
+    cut = {box.level for box in views.first if box.text.endswith(" …")}
+    assert cut == {tree_views.LEVELS}
+
+
+def test_a_picture_is_no_wider_than_matplotlib_draws() -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra")
+    leaves = 400
+    levels = [0, *[1] * leaves]
+    chart = Tree("a", "a", "", [""] * len(levels), [-1, *[0] * leaves], levels, [0.5] * len(levels))
+    assert max(charts.draw([[chart]]).get_size_inches()) == charts.MOST_INCHES
+
+
+def test_names_are_no_formulas(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two signs of a dollar in the name of a column were a formula of matplotlib, and an error where it is none."""
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra")
+    run = shutil.copytree(folder, tmp_path / "run")
+    name = r"$\none{$ x_{"
+    content = json.loads((run / tree_views.FILE).read_text().replace("colour", json.dumps(name)[1:-1]))
+    content["first"][0]["text"] = name
+    (run / tree_views.FILE).write_text(json.dumps(content))
+    answer = called(capsys, "report", run, "--figures", tmp_path / "pictures")
+    assert answer.code == 0, answer.err
+    assert "none" in (tmp_path / "pictures" / "first-tree.svg").read_text()
 
 
 def test_other_algorithms_have_none(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ MOST_CLIENTS, MOST_COLUMNS, DRAWN = (
     3,
 )  # clients and columns that are measured; permutations of a column
 SHOWN, GRID = 4, 15  # columns whose dependence is shown, and the values of each
+LEVELS = 6  # of questions of the first tree that are shown: a picture of more is too wide to be read
 
 
 class Importance(NamedTuple):
@@ -185,7 +186,7 @@ def _mean_answer(
 def _first(
     task: Task, sites: Sequence[tuple[Personal, Data]], features: Sequence[Feature], dataset: Dataset
 ) -> tuple[Box, ...]:
-    """The first tree, which is shared by all sites; a row goes to the left where the answer is yes."""
+    """The first levels of the first tree, which all sites share; a row goes to the left where the answer is yes."""
     if not sites or not isinstance(sites[0][0], Tensor):
         return ()
     boxes: list[Box] = []
@@ -197,7 +198,10 @@ def _first(
         if not isinstance(node, Branch):
             boxes.append(Box(_leaf(node.value, scale, dataset), parent, level, middle))
             return
-        boxes.append(Box(_question(node.feature, node.threshold, features), parent, level, middle))
+        question, is_last = _question(node.feature, node.threshold, features), level == LEVELS
+        boxes.append(Box(f"{question} …" if is_last else question, parent, level, middle))
+        if is_last:
+            return
         add(node.left, here, level + 1, left, middle)
         add(node.right, here, level + 1, middle, right)
 
@@ -264,8 +268,22 @@ def _views(content: dict[str, Any]) -> TreeViews:
         Box(str(one["text"]), int(one["parent"]), int(one["level"]), float(one["place"]))
         for one in content["first"]
     )
-    if any(not -1 <= box.parent < place for place, box in enumerate(first)):
-        raise ValueError("a node of the first tree comes before its parent")
+    _require_tree(first)
     if any(len(answers) != len(one.values) for one in dependence for _, answers in one.answers):
         raise ValueError("a column has another number of answers than of values")
     return TreeViews(importance, dependence, first)
+
+
+def _require_tree(boxes: Sequence[Box]) -> None:
+    """ValueError where the boxes are no tree of so few levels: a picture has room for each of them."""
+    children = [0] * len(boxes)
+    for place, box in enumerate(boxes):
+        if box.parent >= place or (box.parent < 0) != (place == 0):
+            raise ValueError("a node of the first tree comes before its parent, or has none")
+        level = 0 if place == 0 else boxes[box.parent].level + 1
+        if box.level != level or level > LEVELS or not 0 <= box.place <= 1:
+            raise ValueError("a node of the first tree is not on the level below its parent")
+        if place:
+            children[box.parent] += 1
+    if any(count > 2 for count in children):
+        raise ValueError("a node of the first tree has more than two answers")

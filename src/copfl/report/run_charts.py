@@ -492,7 +492,7 @@ def trees(run: RunData) -> Iterator[Chart]:
     if found.first:
         about = (
             "A row goes to the left where the answer is yes. A leaf adds its number to a value, to the log odds, or to "
-            "the score of the first of several classes."
+            "the score of the first of several classes. Below a question with … are further ones."
         )
         labels, parents, levels, places = zip(*found.first, strict=True)
         yield Tree("first-tree", "The first tree", about, labels, parents, levels, places)

@@ -368,6 +368,7 @@ def test_too_many_categories_or_bytes(tmp_path: Path) -> None:
         ("t.csv", 'a,b\n1,"2\n3,4\n', "not a readable .csv file: unexpected end of data"),
         ("t.csv", 'a,b\n"1,2\n', "not a readable .csv file"),
         ("t.jsonl", '{"a": 1}\n{"a": \n', "line 2, is not valid JSON"),
+        ("t.jsonl", '{"a": 1}\n' + "[" * 100_000 + "\n", "line 2, is not valid JSON"),
         ("t.jsonl", "[1]\n", "line 1, is no object"),
         ("t.parquet", "PAR1", "not a readable .parquet file"),
         ("t.json", '{"users": []}', 'has no "user_data"'),

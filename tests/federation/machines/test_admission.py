@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
+import resource
 import socket
 import threading
 import time
@@ -116,3 +118,28 @@ def test_no_server_and_no_server_of_copfl_are_said_so(tmp_path: Path) -> None:
         pytest.raises(RunError, match=r"is not a server of copfl \(HTTP 404\)"),
     ):
         admission.send(address, authority, document)
+
+
+@pytest.mark.parametrize("kind", ["without end", "compressed", "nested"])
+def test_an_answer_of_a_hostile_server_is_bounded(kind: str, tmp_path: Path) -> None:
+    app = coordinated(tmp_path, "north")
+    _, document = joining.answer(joined(app, "north", tmp_path))
+    bodies = {"without end": b" " * 2**16, "compressed": gzip.compress(b" " * 2**27), "nested": b"[" * 50_000}
+
+    async def hostile(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        headers = [(b"content-encoding", b"gzip")] if kind == "compressed" else []
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for _ in range(2000 if kind == "without end" else 1):
+            await send({"type": "http.response.body", "body": bodies[kind], "more_body": True})
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b""})
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with (
+        serving(hostile, app / "keys") as address,
+        pytest.raises(RunError, match="is not a server of copfl"),
+    ):
+        admission.send(address, (app / "keys" / "ca.pem").read_text(), document)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**16  # KiB

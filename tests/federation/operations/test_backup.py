@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import random
+import re
+import shutil
 import sqlite3
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +27,7 @@ from copfl.federation.operations.status import status
 from copfl.settings.flat import nested
 from tests.commands import called
 from tests.federation.network import CONFIG, digits, play, write_nodes
+from tests.hostile import garbled
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -131,9 +137,25 @@ def outside(files: dict[str, bytes]) -> None:
     files[MANIFEST], files["../evil"] = json.dumps(manifest).encode(), files.pop("README.md")
 
 
+def manifest(**fields: Any) -> Callable[[dict[str, bytes]], None]:
+    def change(files: dict[str, bytes]) -> None:
+        files[MANIFEST] = json.dumps(json.loads(files[MANIFEST]) | fields).encode()
+
+    return change
+
+
+def endless_mode(files: dict[str, bytes]) -> None:
+    files[MANIFEST] = re.sub(rb'"mode": [0-9]+', b'"mode": Infinity', files[MANIFEST])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (manifest(files=[MANIFEST]), "names no files"),
+        (manifest(kind="\x1b[2Jnode"), "neither of a server nor of a node"),
+        (manifest(format="\x1b[2J"), r"its format is \\x1b\[2J"),
+        (endless_mode, "cannot convert float infinity"),
+        (lambda files: files.update({MANIFEST: b"[" * 100_000}), "nested too deeply"),
         (lambda files: files.update({"README.md": b"other"}), "checksum of README.md is wrong"),
         (lambda files: files.pop("README.md"), "not those of its manifest"),
         (lambda files: files.update({"more": b""}), "not those of its manifest"),
@@ -150,5 +172,29 @@ def test_a_damaged_archive_is_refused(change: Any, message: str, federation: Pat
         restore_backup(file, tmp_path / "new")
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(RunError, match="cannot be restored"):
+        restore_backup(file, tmp_path / "new")
+    assert [p.name for p in tmp_path.iterdir()] == ["a.zip"]
+
+
+def test_any_damage_is_one_error(federation: Path, tmp_path: Path) -> None:
+    """A byte of what is compressed is another error than one of a header, and an archive may claim any size."""
+    file, rng = tmp_path / "a.zip", random.Random(0)
+    write_backup(federation / "app", file)
+    original = file.read_bytes()
+    for version in (garbled(original, rng) for _ in range(300)):
+        file.write_bytes(version)
+        with contextlib.suppress(RunError):  # some bytes are of no matter
+            restore_backup(file, tmp_path / "new")
+        shutil.rmtree(tmp_path / "new", ignore_errors=True)
+        assert [p.name for p in tmp_path.iterdir()] == ["a.zip"]
+
+
+def test_what_needs_more_room_than_there_is_is_not_begun(
+    federation: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.zip"
+    write_backup(federation / "app", file)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100))
+    with pytest.raises(RunError, match="and 100 are free"):
         restore_backup(file, tmp_path / "new")
     assert [p.name for p in tmp_path.iterdir()] == ["a.zip"]

@@ -86,6 +86,34 @@ def test_no_field_of_an_invitation_writes_a_line(name: str) -> None:
         invitations.read(document)
 
 
+@pytest.mark.parametrize(
+    ("address", "is_one"),
+    [
+        ("fl.example.org:8800", True),
+        ("super_link:1", True),
+        ("192.0.2.1:65535", True),
+        ("[2001:db8::1]:8800", True),
+        ("fl.example.org", False),
+        ("fl.example.org:0", False),
+        ("fl.example.org:65536", False),  # no socket has it: an error of Python's
+        ("fl.example.org:\u0663\u0663", False),
+        ("fl.example.org@evil.example:8800", False),  # another host than it seems
+        ("fl.example.org/#:8800", False),
+        ("[::1:8800", False),  # an error of httpx
+        ("a b:8800", False),
+        ("k\u00f6ln..de:8800", False),
+    ],
+)
+def test_the_address_of_an_invitation_is_a_host_and_a_port(address: str, is_one: bool) -> None:
+    forged = dataclasses.replace(written().invitation, address=address)
+    document = invitations.SignedInvitation(forged, KEY.sign(invitations._invites(forged))).document
+    if is_one:
+        assert invitations.read(document).invitation.address == address
+        return
+    with pytest.raises(UsageError, match="no address of a server"):
+        invitations.read(document)
+
+
 def test_a_forged_invitation_has_other_words() -> None:
     """Who signs with a key of his own makes a valid file: the words on the telephone are what stops it."""
     own = written()

@@ -192,7 +192,7 @@ def _json_lines(path: Path) -> DataTable:
 
 
 def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
-    with raised_as(DataError, f"{path}, line {number}, is not valid JSON: {{}}", ValueError):
+    with raised_as(DataError, f"{path}, line {number}, is not valid JSON: {{}}", ValueError, RecursionError):
         row = json.loads(line)
     if not isinstance(row, dict):
         raise DataError(f'{path}, line {number}, is no object such as {{"text": ..., "label": ...}}')

@@ -5,11 +5,11 @@ nothing from it, and it admits nobody: an answer waits until the coordinator has
 """
 
 import asyncio
-import json
 import ssl
 from pathlib import Path
 from typing import Any
 
+from copfl import foreign
 from copfl.errors import CopflError, RunError, UsageError, raised_as
 from copfl.federation.machines.planes import FLEET
 from copfl.federation.protocol.invitation import MOST_ANSWER
@@ -19,6 +19,7 @@ from copfl.federation.server import invitations
 
 PATH = f"{FLEET}copfl-answer"
 TIMEOUT = 15.0  # seconds
+PLAIN = {"Accept-Encoding": "identity"}  # what is compressed may grow a thousandfold
 
 
 class NotThere(RunError):
@@ -74,8 +75,15 @@ def send(address: str, authority: str, document: bytes) -> str:
     ):
         context = ssl.create_default_context(cadata=authority)
     try:
-        with httpx.Client(verify=context, timeout=TIMEOUT, trust_env=False) as client:
-            reply = client.post(f"https://{address}{PATH}", content=document)
+        with (
+            httpx.Client(verify=context, timeout=TIMEOUT, trust_env=False) as client,
+            client.stream("POST", f"https://{address}{PATH}", content=document, headers=PLAIN) as reply,
+        ):
+            content = b""
+            for chunk in reply.iter_raw():
+                content += chunk
+                if len(content) > MOST_ANSWER:  # of no server of copfl: it may have no end
+                    break
     except httpx.TransportError as error:
         if "certificate" in str(error).lower():
             raise RunError(
@@ -88,7 +96,7 @@ def send(address: str, authority: str, document: bytes) -> str:
             "lost"
         ) from error
     try:
-        fields = json.loads(reply.content)
+        fields = foreign.json_of(content)
         answer = str(fields["state"] if reply.status_code == httpx.codes.OK else fields["refused"])
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(

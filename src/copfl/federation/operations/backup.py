@@ -7,6 +7,7 @@ database, which changes all the time, is copied by SQLite itself.
 import contextlib
 import hashlib
 import json
+import lzma
 import os
 import shutil
 import sqlite3
@@ -14,14 +15,20 @@ import stat
 import tempfile
 import time
 import zipfile
+import zlib
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from copfl import foreign
 from copfl.errors import RunError
 from copfl.federation.protocol.app_folder import DATABASE, is_node, read_app
 from copfl.federation.protocol.node_config import WORKER
 
 MANIFEST, FORMAT = "manifest.json", 1
+KINDS = OF_SERVER, OF_NODE = "server", "node"
+MOST_MANIFEST = 2**26  # bytes
+# What reading an archive raises where its content is damaged, or compressed in a way that Python does not know.
+DAMAGED_ZIP = zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError
 ATTEMPTS = 10  # to read files that do not change meanwhile
 PAUSE = 0.5
 # Of a server: logs, the trial's nodes, and what `copfl federate up` keeps of Flower's.
@@ -36,8 +43,8 @@ def write_backup(folder: Path, file: Path) -> str:
         folder: Of a server or of a node.
         file: A new file.
     """
-    kind = "node" if is_node(folder) else "server"
-    if kind == "server":
+    kind = OF_NODE if is_node(folder) else OF_SERVER
+    if kind == OF_SERVER:
         read_app(folder)  # RunError if it is none
     if file.exists():
         raise RunError(f"{file} exists, and backups are never overwritten; choose another name")
@@ -132,22 +139,30 @@ def restore_backup(file: Path, folder: Path) -> str:
         unfinished.mkdir(mode=0o700)
         with zipfile.ZipFile(file) as archive:
             manifest = _manifest(archive)
+            needed = sum(info.file_size for info in archive.infolist())
+            if needed > (free := shutil.disk_usage(unfinished).free):
+                raise ValueError(f"its files have {needed:,} bytes, and {free:,} are free")
             for name, entry in manifest["files"].items():
                 _restore(archive, name, entry, unfinished / name)
         if folder.exists():
             folder.rmdir()
         unfinished.rename(folder)
-    except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise RunError(f"{file} cannot be restored: {error or type(error).__name__}") from error
+    except (OSError, *foreign.DAMAGE, *DAMAGED_ZIP) as error:
+        reason = foreign.printable(str(error)) or type(error).__name__
+        raise RunError(f"{file} cannot be restored: {reason}") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return f"{folder}: {manifest['kind']}, {len(manifest['files'])} files"
 
 
 def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
-    manifest = json.loads(archive.read(MANIFEST))
+    if archive.getinfo(MANIFEST).file_size > MOST_MANIFEST:
+        raise ValueError(f"its {MANIFEST} has more than {MOST_MANIFEST:,} bytes")
+    manifest = foreign.json_of(archive.read(MANIFEST))
     if manifest["format"] != FORMAT:
-        raise ValueError(f"its format is {manifest['format']}, and this version reads {FORMAT}")
+        raise ValueError(f"its format is {str(manifest['format'])[:20]}, and this version reads {FORMAT}")
+    if manifest["kind"] not in KINDS or not isinstance(manifest["files"], dict):
+        raise ValueError("it is neither of a server nor of a node, or its manifest names no files")
     for name in manifest["files"]:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\\" in name or not path.parts:

@@ -48,6 +48,8 @@ MISFIT_TEXTS = {
     "shape": "samples have another shape",
     "task": "the targets are for another task",
 }
+# Of a server: a name or an IPv4 address, or an IPv6 address in brackets, and a port.
+ADDRESS = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 DIGEST, WHAT = re.compile("[0-9a-f]{64}"), re.compile("[a-z_]{1,40}")
 
 
@@ -167,7 +169,6 @@ def read(content: bytes) -> SignedInvitation:
 def _check(invitation: Invitation) -> None:
     """ValueError if a field is not what it must be."""
     texts = {name: value for name, value in vars(invitation).items() if name not in ("number", "settings")}
-    host, _, port = invitation.address.rpartition(":")
     for name, text in texts.items():  # the certificate alone has several lines
         if not isinstance(text, str) or not text.replace("\n" * (name == "authority"), "").isprintable():
             raise ValueError("a field of it is no text in one line")
@@ -175,7 +176,12 @@ def _check(invitation: Invitation) -> None:
         raise ValueError("it has no name or number of a member")
     if not NAME.fullmatch(invitation.federation) or not PUBLIC.fullmatch(invitation.coordinator):
         raise ValueError("it has no name of a federation, or no key of a coordinator")
-    if not host or not port.isdecimal() or settings_in(invitation.settings) != invitation.settings:
+    address = ADDRESS.fullmatch(invitation.address)
+    if (
+        address is None
+        or not 0 < int(address["port"]) < 2**16
+        or settings_in(invitation.settings) != invitation.settings
+    ):
         raise ValueError("it has no address of a server, or no settings")
     for text in (invitation.issued, invitation.expires):
         if datetime.datetime.fromisoformat(text).tzinfo is None:

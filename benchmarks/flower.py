@@ -6,6 +6,9 @@
     worker     Flower's SuperNodes, each with a resident worker: a process per message, without torch
     process    Flower's SuperNodes without workers: a process per message that loads torch, data and model
 
+`flower.py --trees 50`: the same three nodes of copfl grow so many trees of depth 3 on the heart data, a round for each
+level. The record is `results/flower_trees.json`.
+
 A result is the median of the rounds after the first, and the processor time per round of all processes of the
 federation. The last line has the medians together. The final records of the server and of the clients must be those
 of the simulation, bit for bit.
@@ -29,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the comparison with the si
 
 from tests.federation.network import client_of, farthest, server_of, simulated
 
+from copfl.algorithms.trees import BEFORE
 from copfl.core import tree
 from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.schemes import SCHEMES
@@ -46,6 +50,22 @@ from copfl.settings.flat import flattened, nested
 from copfl.settings.toml import Tables
 
 WAYS = ("node", "worker", "process")
+RECORD = Path(__file__).parents[1] / "results" / "flower_trees.json"
+NETWORK: Tables = {
+    "run": {"clients": 3, "batch": 32},
+    "network": {"min_replies": 3},
+    "algorithm": {"name": "copfl"},
+    "model": {"name": "mlp"},
+    "partition": {"name": "dirichlet"},
+}
+TREE_NETWORK: Tables = {
+    "run": {"clients": 3},
+    "data": {"name": "heart"},
+    "network": {"min_replies": 3},
+    "algorithm": {"name": "trees"},
+    "partition": {"name": "iid"},
+}
+DEPTH = 3
 
 
 def processor_seconds(pids: list[int]) -> dict[int, float]:
@@ -60,15 +80,9 @@ def processor_seconds(pids: list[int]) -> dict[int, float]:
     return found
 
 
-def measured(way: str, rounds: int, folder: Path) -> dict[str, Any]:
+def measured(way: str, rounds: int, folder: Path, common: Tables = NETWORK) -> dict[str, Any]:
     """One federation, from its start to its end."""
-    settings: Tables = {
-        "run": {"rounds": rounds, "clients": 3, "batch": 32},
-        "network": {"min_replies": 3},
-        "algorithm": {"name": "copfl"},
-        "model": {"name": "mlp"},
-        "partition": {"name": "dirichlet"},
-    }
+    settings = common | {"run": common["run"] | {"rounds": rounds}}
     app = init(folder / way, settings)
     nodes = partition_nodes(app, complete(toml.read_file(app / RUN_FILE)))
     started, marks = time.monotonic(), list[tuple[float, float]]()
@@ -84,6 +98,8 @@ def measured(way: str, rounds: int, folder: Path) -> dict[str, Any]:
             marks.append((time.monotonic(), sum(processor_seconds(federation.alive()).values())))
     seconds = [record["seconds"] for record in records]
     return {
+        "seconds": round(time.monotonic() - started, 1),
+        "processor_s": round(marks[-1][1], 1),
         "start_s": round(marks[0][0] - started - seconds[0], 2),
         "first_s": seconds[0],
         "median_s": round(statistics.median(seconds[1:]), 2),
@@ -99,19 +115,33 @@ def distance(app: Path, nodes: list[dict[str, Any]]) -> float:
     torch.set_num_threads(1)
     run_config = flattened(nested(read_app(app)["config"])) | {"session.run": "benchmark"}
     settings: TrainingSettings = settings_of(run_config)
-    dataset = load("digits")
-    state = simulated(settings, FederatedData(dataset, SCHEMES["dirichlet"](dataset, len(nodes), 0)))
+    run = complete(toml.read_file(app / RUN_FILE))
+    dataset = load(run.data.name)
+    state = simulated(settings, FederatedData(dataset, SCHEMES[run.partition.name](dataset, len(nodes), 0)))
     rows, last = state.clients.rows(torch.arange(len(nodes))), settings.federation.rounds - 1
     clients = [client_of(settings, config, client, last) for client, config in enumerate(nodes)]
     far = farthest(server_of(settings, app / "runs"), state.server)
     return max([far, *(farthest(record, tree.row(rows, client)) for client, record in enumerate(clients))])
 
 
+def grow(trees: int) -> None:
+    """A federation that grows so many trees; its record."""
+    settings = TREE_NETWORK | {"model": {"name": "trees", "trees": trees, "depth": DEPTH}}
+    with tempfile.TemporaryDirectory() as folder:
+        result = measured("node", BEFORE + trees * DEPTH, Path(folder), settings)
+    result |= {"trees": trees, "depth": DEPTH, "load": round(os.getloadavg()[0], 2), "cores": os.cpu_count()}
+    RECORD.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({key: value for key, value in result.items() if key != "rounds_s"}))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--trees", type=int, help="grow so many trees, with nodes of copfl")
     args = parser.parse_args()
+    if args.trees:
+        return grow(args.trees)
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for way in args.ways:

@@ -46,7 +46,8 @@ from copfl.tables import Table, as_markdown
 
 RECORD = Path(__file__).parents[1] / "results" / "trees.json"
 TREES, DEPTH, RATE, LEAST, BINS, TESTED = 100, 4, 0.1, 20, 63, 0.3
-SHAPES = ((12, 400, 14), (100, 1000, 50))  # sites, rows of each, columns
+SHAPES = ((12, 400, 14), (100, 1000, 50), (1000, 1000, 50))  # sites, rows of each, columns
+CHUNK = 250  # sites that are computed together
 Numbers = NDArray[np.float64]
 
 
@@ -121,7 +122,9 @@ def federated(sites: list[Data], test: Data) -> Fitted:
     task: Task = task_of(Model((x.shape[1],), len(names), rows, DEPTH), len(names), criterion=criterion)
     how = Trees(RATE, 1.0, LEAST, BINS, intercept=False)
     state, rounds, start = begin(how, task, len(sites)), BEFORE + TREES * DEPTH, time.process_time()
-    for _ in simulate(Simulation(how, task, federation, vmap(64)), state, rounds=rounds, eval_every=rounds):
+    for _ in simulate(
+        Simulation(how, task, federation, vmap(CHUNK)), state, rounds=rounds, eval_every=rounds
+    ):
         pass
     seconds = time.process_time() - start
     record = tree.row(state.clients.rows(torch.arange(1)), 0)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from copfl.algorithms import Trees
+from copfl.algorithms import Trees, trees
 from copfl.algorithms.trees import BEFORE, Server
 from copfl.core import Task, task_of, tree
 from copfl.core.criteria import CRITERIA, regression
@@ -166,7 +166,7 @@ def test_sites_together_are_one_site_with_all_rows(name: str) -> None:
     problem, how = problem_of(name), Trees(least=3, intercept=False)
     together, pooled = grown(how, problem).server, grown(how, problem, [sum(SIZES)]).server
     assert torch.equal(together.grown.bins.edges, pooled.grown.bins.edges)
-    assert eta_of(together, problem.x) == pytest.approx(eta_of(pooled, problem.x), abs=1e-10)
+    assert all(map(torch.equal, together.grown.forest, pooled.grown.forest))
 
 
 def test_alone_a_site_has_the_trees_of_its_own_rows() -> None:
@@ -283,21 +283,33 @@ def test_engines_grow_the_same_trees() -> None:
     assert one == pytest.approx(other, abs=1e-10)
 
 
-@pytest.mark.parametrize("name", ["two values", "three classes"])
-def test_what_is_known_of_the_rows_changes_no_bit(name: str) -> None:
-    @dataclass(frozen=True)
-    class Unknown(Trees):
-        def rows_for(self, *_: Any) -> None:
-            return None
+@dataclass(frozen=True)
+class Unknown(Trees):
+    """Each site by itself, as in a federation."""
 
+    def rows_for(self, *_: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize("paired", [0, 1000])
+@pytest.mark.parametrize(
+    "options", [{"own": 1}, {"intercept": False}, {"rows": 0.7}, {"group": 3, "intercept": False}]
+)
+@pytest.mark.parametrize("name", ["two values", "two classes", "three classes"])
+def test_sites_that_are_added_up_together_send_the_same_bits(
+    name: str, options: dict[str, Any], paired: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees, "PAIRED", paired)
     problem = problem_of(name)
-    one, other = (grown(how, problem) for how in (Trees(least=3, own=1), Unknown(least=3, own=1)))
-    pairs = zip(
-        tree.leaves((one.server, one.clients.all)),
-        tree.leaves((other.server, other.clients.all)),
-        strict=True,
+    how = {"least": 3, "bins": 8} | options
+    (one, rounds), (other, apart) = (
+        rounds_of(kind(**how), task_for(problem), federation_of(problem), ROUNDS, vmap(64))
+        for kind in (Trees, Unknown)
     )
-    assert all(torch.equal(*pair) for pair in pairs)
+    records = [tree.leaves((state.server, state.clients.all)) for state in (one, other)]
+    assert all(map(torch.equal, *records))
+    for a, b in zip(rounds, apart, strict=True):
+        assert all(np.array_equal(a.clients[key], b.clients[key]) for key in b.clients)
 
 
 def test_a_part_of_the_columns() -> None:

@@ -3,16 +3,21 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from copfl.core import ClientOutput, Data, Metrics, Plan, Task, tree
 from copfl.core.criteria import mean_of_valid
+from copfl.core.payload import nbytes
 from copfl.core.task import Epoch
 from copfl.errors import UsageError, above, at_least, fraction_of
+from copfl.kernels.fused import either_rows
+from copfl.kernels.histograms import PAIRED, in_pairs, sums_by_bin, sums_of_children
 from copfl.parts.boosting import (
     CELLS,
     FIRST_RATIO,
@@ -25,6 +30,7 @@ from copfl.parts.boosting import (
     best_splits,
     counts_of_cells,
     histogram,
+    in_units,
     joined,
     median_of_cells,
     merged,
@@ -76,13 +82,29 @@ class Total(NamedTuple):
     sums: Tensor
 
 
-class Rows(NamedTuple):
-    """What the trees of a round say of rows; the next round needs one tree more."""
+class RowUpload(NamedTuple):
+    """What a site's sums are of, where `total_of` adds up the rows of many sites."""
 
-    bin: Tensor  # [n, columns] int16
+    numbers: Tensor  # [different channels, n]: of each output -∂loss/∂η, of each its second derivative, then counts
+    rest: Tensor  # the sums beside the histograms
+
+
+class Rows(NamedTuple):
+    """What the trees of a round say of rows; the next round needs one level more."""
+
+    bin: Tensor  # [n, columns] int32, or in pairs of columns
     eta: Tensor  # [n, q]
     leaf: Tensor  # [n, trees of a step], in the trees that grow
     trees: Tensor  # [], how many are in η
+    level: Tensor  # [], how many levels of the next trees are in the leaf
+
+
+class Level(NamedTuple):
+    """The histograms of a level of all rows of some sites, from which those of the next level follow."""
+
+    round: int
+    numbers: Tensor  # [different channels, sites, n]
+    sums: list[NDArray[np.float64]]  # of each tree of the step [channels, columns, nodes, bins]
 
 
 @dataclass(frozen=True)
@@ -150,11 +172,16 @@ class Trees:
     def trained_alone(self) -> "Trees":
         return replace(self, alone=True, own=0)
 
+    @property
+    def adds_up_rows(self) -> bool:
+        """Whether `total_of` may add up the rows of many sites: where no site merges its own bins."""
+        return self.group == 1
+
     def epochs_in(self, task: Task, round: int) -> int:
-        """A second epoch in the rounds after the last shared tree: its order divides a site's rows into folds."""
+        """The first draws rows; a second one, after the last shared tree, divides a site's rows into folds."""
         trees, splits = self._size(task)
         last = BEFORE + trees * _steps(_target(task), (splits + 1).bit_length() - 1)
-        return 2 if self.own and round >= last else 1
+        return 2 if self.own and round >= last else int(self.rows < 1)
 
     @staticmethod
     def rounds_of(tables: Mapping[str, Mapping[str, Any]]) -> int:
@@ -222,83 +249,182 @@ class Trees:
         growing, level = _growing(grown.rounds, forest, target)
         counts = (torch.arange(len(data.y), device=data.y.device) < data.size).to(like)
         known: Rows | None = data.known
+        is_together = known is not None and self.adds_up_rows  # then `total_of` makes the histograms
         if known is None:
             x = _columns(task, data)
             leaves = forest.leaves(x)
             at = forest.each * growing.clamp(0, forest.steps - 1) + torch.arange(forest.each, device=x.device)
-            leaf = leaves.gather(1, at.expand(len(x), -1))
-            known = Rows(bins.of(x), forest.eta(leaves, like), leaf, growing)
-        eta, leaf = known.eta, known.leaf
+            leaf, eta = leaves.gather(1, at.expand(len(x), -1)), forest.eta(leaves, like)
+        else:
+            leaf, eta = known.leaf, known.eta
         intercept, curvature = client.intercept, torch.exp(-grown.log_ratio)
         if self.intercept and not self.alone:
             intercept, curvature = own_intercept(target, eta, data.y, counts, grown.log_ratio, intercept)
-        e, h = target.derivatives(eta + intercept, data.y)
-
-        # The sums by column, node of the tree that grows, and bin.
+        now = eta + intercept
+        e, h = map(in_units, target.derivatives(now, data.y))
         used = counts if self.rows == 1 else _drawn(plan, counts, data.size, self.rows)
+        is_over = growing >= forest.steps  # then nothing is asked for
+
+        # The sums beside the histograms.
+        values = target.means(data.y)
+        means = (in_units(values) * counts[:, None]).sum(0)
+        distances = (values - now).abs() if target.by_median else e**2
+        spread = torch.stack(
+            [intercept**2, 1 / curvature, (distances * counts[:, None]).sum(0), counts.sum() / curvature]
+        )
+        site = torch.stack([counts.sum(), (counts.sum() > 0).to(like)])
+        parts = [means, spread.flatten(), site]
+        if target.by_median:  # the residuals by leaf; before the first tree all rows are in one
+            deviations = (values - now) / (grown.log_scale / 2).exp()
+            by_leaf = counts_of_cells(deviations, leaf, used, forest.value.shape[1])
+            parts.append(merged(by_leaf[..., None, :], self.group).flatten())
+        rest = torch.where(is_over, 0, torch.cat(parts)) / ROWS
+
+        after = client._replace(intercept=intercept)
+        loss = mean_of_valid(task.criterion.losses(target.outputs_of(now), data.y), counts > 0)
+        metrics = {"loss": loss.to(task.initial.dtype), "weight": data.size.to(task.initial.dtype)}
+        if client.trees is not None and len(plan) > 1:  # of a round after the last shared tree
+            after = after._replace(trees=self._own_trees(task, grown, data, counts, now, plan))
+        if is_together:
+            different = [e] if target.has_scale else [e, h]
+            numbers = torch.cat([*(used[:, None] * one for one in different), used[:, None]], 1).T
+            size = len(bins.centre) * self._room(forest) + len(rest)
+            whole = nbytes(Upload(like.new_zeros(()).expand(size)), of=task.initial.dtype)
+            metrics["bytes_up"] = torch.zeros_like(loss) + whole
+            return ClientOutput(after, RowUpload(numbers, rest), cast(Tensor, None), metrics)
+
+        bin = bins.of(x) if known is None else known.bin.long()
+        node = leaf >> (depth - level.clamp(max=depth - 1))
+        sums = self._histograms(target, forest, bin, node, e, h, used)
+        if known is None:  # it may be a round before the first tree: those that the bins are made from
+            moments = self._first_sums(forest, x.to(like), counts)
+            cells = histogram(bins.cells(x.to(like)), [counts[:, None]], self._room(forest))[0]
+            cells = merged(cells[:, None], self.group)[:, 0]
+            sums = torch.where(grown.rounds == 0, moments, torch.where(grown.rounds == 1, cells, sums))
+        upload = Upload(torch.cat([torch.where(is_over, 0, sums.flatten()) / ROWS, rest]))
+        if client.own is not None:
+            after = after._replace(own=self._with(task, client.own, upload.sums))
+            upload = Upload(upload.sums[:0])
+        return ClientOutput(after, upload, self.personal_model(task, after, down), metrics)
+
+    def _histograms(
+        self, target: Target, forest: Forest, bin: Tensor, node: Tensor, e: Tensor, h: Tensor, used: Tensor
+    ) -> Tensor:
+        """[columns, room]: the sums of a site's rows by column, node of the trees that grow, and bin."""
         of_rows, by_tree = used[:, None], []
-        nodes = leaf >> (depth - level.clamp(max=depth - 1))
-        for node, *both in zip(
-            torch.split(nodes, 1, 1), *(parted(one, forest.each) for one in (e, h)), strict=True
+        for at, *both in zip(
+            torch.split(node, 1, 1), *(parted(one, forest.each) for one in (e, h)), strict=True
         ):
             first, second = ([of_rows * one[:, None] for one in part.unbind(1)] for part in both)
             numbers = [*first, *([of_rows] * len(second) if target.has_scale else second), of_rows]
-            channels = histogram(node * self.bins + known.bin, numbers, self._slots(forest))
+            channels = histogram(at * self.bins + bin, numbers, self._slots(forest))
             if self.group > 1:  # the last channel counts the rows
                 by_node = channels.view(*channels.shape[:2], -1, self.bins).permute(1, 2, 0, 3)
                 channels = merged(by_node, self.group).permute(2, 0, 1, 3).flatten(2)
             by_tree.append(channels)
         sums = torch.cat(by_tree).transpose(0, 1).flatten(1)
-        sums = torch.cat([sums, sums.new_zeros(len(sums), self._room(forest) - sums.shape[1])], 1)
-        if data.known is None:  # it may be a round before the first tree: those that the bins are made from
-            moments = self._first_sums(forest, x.to(like), counts)
-            cells = histogram(bins.cells(x.to(like)), [counts[:, None]], self._room(forest))[0]
-            cells = merged(cells[:, None], self.group)[:, 0]
-            sums = torch.where(grown.rounds == 0, moments, torch.where(grown.rounds == 1, cells, sums))
-        means = (target.means(data.y) * counts[:, None]).sum(0)
-        distances = (target.means(data.y) - eta - intercept).abs() if target.by_median else e**2
-        spread = torch.stack(
-            [intercept**2, 1 / curvature, (distances * counts[:, None]).sum(0), counts.sum() / curvature]
-        )
-        site = torch.stack([counts.sum(), (counts.sum() > 0).to(like)])
-        parts = [sums.flatten(), means, spread.flatten(), site]
-        if target.by_median:  # the residuals by leaf; before the first tree all rows are in one
-            deviations = (target.means(data.y) - eta - intercept) / (grown.log_scale / 2).exp()
-            by_leaf = counts_of_cells(deviations, leaf, used, forest.value.shape[1])
-            parts.append(merged(by_leaf[..., None, :], self.group).flatten())
-        is_over = growing >= forest.steps  # then nothing is asked for
-        upload = Upload(torch.where(is_over, 0, torch.cat(parts)) / ROWS)
-
-        after = client._replace(intercept=intercept)
-        if client.own is not None:
-            after = after._replace(own=self._with(task, client.own, upload.sums))
-            upload = Upload(upload.sums[:0])
-        if client.trees is not None and len(plan) > 1:  # of a round after the last shared tree
-            after = after._replace(trees=self._own_trees(task, grown, data, counts, eta + intercept, plan))
-        loss = mean_of_valid(task.criterion.losses(target.outputs_of(eta + intercept), data.y), counts > 0)
-        metrics = {"loss": loss.to(task.initial.dtype), "weight": data.size.to(task.initial.dtype)}
-        return ClientOutput(after, upload, self.personal_model(task, after, down), metrics)
+        return torch.cat([sums, sums.new_zeros(len(sums), self._room(forest) - sums.shape[1])], 1)
 
     def rows_for(self, task: Task, server: Server, data: Data, before: Rows | None) -> Rows | None:
         """The bins of rows and what the trees say of them, for rows of several clients; see core.algorithm."""
         grown, like, target = server.grown, _double(task), _target(task)
         forest = grown.forest
-        growing = int(_growing(grown.rounds, forest, target)[0])
-        if self.alone or growing < 0:
+        growing, level = (int(number) for number in _growing(grown.rounds, forest, target))
+        if self.alone or (growing < 0 and not self.adds_up_rows):
             return None
         clients, rows = data.y.shape[:2]
+        if growing < 0:
+            eta = forest.bias.to(like).expand(clients, rows, -1)
+            leaf = torch.zeros_like(eta[..., : forest.each], dtype=torch.int64)
+            return Rows(leaf[..., :0].int(), eta, leaf, *torch.full((2, clients), -1))
         x = _columns(task, data._replace(x=tree.each(lambda t: t.flatten(0, 1), data.x)))
-        if before is None or int(before.trees[0]) > growing:
-            bin = grown.bins.of(x).to(torch.int16).view(clients, rows, -1)
-            eta, done = forest.bias.to(like).repeat(clients, rows, 1), 0
+        end = (growing, level) if growing < forest.steps else (forest.steps, 0)
+        if before is None or not 0 <= int(before.trees[0]) <= growing:
+            bin = self._binned(grown, x).unflatten(1, (clients, rows)).permute(1, 2, 0)
+            eta = forest.bias.to(like).repeat(len(x), 1)
+            leaf, at = torch.zeros_like(eta[:, : forest.each], dtype=torch.int64), (0, 0)
         else:
-            bin, eta, done = before.bin, before.eta, int(before.trees[0])
-        for number in range(done, min(growing, forest.steps)):
-            leaf = _one(forest, number).leaves(x)
-            eta = eta + forest.said(number, leaf, like).view_as(eta)
-        last = min(growing, forest.steps - 1)
-        leaf = _one(forest, last).leaves(x).view(clients, rows, -1)
-        return Rows(bin, eta, leaf, torch.full((clients,), growing))
+            bin, eta, leaf = before.bin, before.eta.flatten(0, 1), before.leaf.flatten(0, 1)
+            at = int(before.trees[0]), int(before.level[0])
+        while at < end:
+            number, done = at
+            if done < forest.depth:
+                leaf, at = forest.after_level(number, done, leaf, x), (number, done + 1)
+            if at[1] >= forest.depth and at < end:
+                eta = eta + forest.said(number, leaf, like)
+                leaf, at = torch.zeros_like(leaf), (number + 1, 0)
+        done = (torch.full((clients,), number) for number in at)
+        return Rows(bin, eta.unflatten(0, (clients, rows)), leaf.unflatten(0, (clients, rows)), *done)
+
+    def _binned(self, grown: Grown, x: Tensor) -> Tensor:
+        """[columns, n] int32: the bins of rows; of many rows those of two columns together."""
+        bin = grown.bins.of(x).T.to(torch.int32).contiguous()
+        cells = self._slots(grown.forest) * self.bins
+        if not self.adds_up_rows or len(bin) == 1 or bin.shape[1] < PAIRED * cells:
+            return bin
+        return torch.from_numpy(in_pairs(bin.numpy(), self.bins))
+
+    def total_of(
+        self, task: Task, server: Server, data: Data, uploads: Any, counted: Tensor, before: Level | None
+    ) -> tuple[Total, Level | None]:
+        """The sum of several clients' uploads, from their rows; see core.algorithm.
+
+        The rows of a level whose derivatives are those of the level before are added up in one half of the nodes:
+        those of the other half are the difference, exactly.
+        """
+        target, grown, known = _target(task), server.grown, data.known
+        forest, columns, q = grown.forest, len(grown.bins.centre), target.outputs
+        growing, level = (int(number) for number in _growing(grown.rounds, forest, target))
+        rest, numbers = (
+            either_rows(counted, part, torch.zeros_like(part)) for part in (uploads.rest, uploads.numbers)
+        )
+        if growing < 0:
+            first = self._first_total(task, grown, data, counted)
+            return Total(torch.cat([first.flatten() / ROWS, rest.sum(0)])), None
+        numbers = numbers.transpose(0, 1).contiguous()  # [channels, clients, n]
+        level, round, is_over = min(level, forest.depth - 1), int(grown.rounds), growing >= forest.steps
+        parents: list[Any] = [None] * forest.each
+        if before is not None and before.round == round - 1 and torch.equal(before.numbers, numbers):
+            parents = before.sums
+        node = (known.leaf >> (forest.depth - level)).flatten(0, 1).numpy()
+        bin, channels = known.bin.permute(2, 0, 1).flatten(1).numpy(), list(numbers.flatten(1).numpy())
+        used, per_tree, found = channels[-1], q // forest.each, list[NDArray[np.float64]]()
+        by_tree = numbers.new_zeros(columns, forest.each, 2 * per_tree + 1, self._slots(forest))
+        for number, parent in enumerate(parents):
+            if is_over:
+                break
+            own = slice(number * per_tree, (number + 1) * per_tree)
+            second = [used] * per_tree if target.has_scale else channels[q:-1][own]
+            how = bin, columns, node[:, number], [*channels[:q][own], *second, used]
+            if parent is None or not level:
+                found.append(sums_by_bin(*how, self.bins, 2**level))
+            elif parent.shape[2] == 2**level:  # a round of medians
+                found.append(parent)
+            else:
+                found.append(sums_of_children(*how, parent))
+            flat = torch.from_numpy(found[-1]).flatten(2).transpose(0, 1)
+            by_tree[:, number, :, : flat.shape[2]] = flat / ROWS
+        sums = by_tree.flatten(1)
+        sums = F.pad(sums, (0, self._room(forest) - sums.shape[1]))
+        return Total(torch.cat([sums.flatten(), rest.sum(0)])), Level(round, numbers, found)
+
+    def _first_total(self, task: Task, grown: Grown, data: Data, counted: Tensor) -> Tensor:
+        """[columns, room]: what the bins are made from, of several clients, column after column."""
+        clients, rows = data.y.shape[:2]
+        x = _columns(task, data._replace(x=tree.each(lambda t: t.flatten(0, 1), data.x)))
+        is_valid = torch.arange(rows, device=x.device) < data.size[:, None]
+        counts = (is_valid & counted[:, None]).flatten().to(_double(task))
+        sums = counts.new_zeros(len(grown.bins.centre), self._room(grown.forest))
+        client = torch.arange(clients).repeat_interleave(rows).numpy()
+        for number, (row, bins) in enumerate(zip(sums, zip(*grown.bins, strict=True), strict=True)):
+            column = x[:, number].to(counts)
+            if grown.rounds == 0:
+                for place, one in ((0, column), (self._slots(grown.forest), column**2)):
+                    row[place] = torch.from_numpy(np.bincount(client, (one * counts).numpy(), clients)).sum(0)
+            else:
+                cell = Bins(*bins).cells(column).numpy()
+                row[:CELLS] = torch.from_numpy(np.bincount(cell, counts.numpy(), CELLS))
+        return sums
 
     def _first_sums(self, forest: Forest, x: Tensor, counts: Tensor) -> Tensor:
         """[columns, room]: of each column the sum and the sum of squares, where it has those of its first two bins."""

@@ -39,7 +39,9 @@ class ClientOutput(NamedTuple):
 
     client: Any  # stays at the client
     upload: Any  # is sent to the server
-    trained: Personal  # the model right after training, which is evaluated; see engine.rounds.Models
+    # The model right after training, which is evaluated, see engine.rounds.Models; where `total_of` adds up, None:
+    # that of `personal_model`.
+    trained: Personal
     # Always "loss" and "weight", the client's unnormalised weight in the mean. "bytes_up" and "bytes_down"
     # only where messages are sent during the local update; otherwise Upload and Down are counted.
     metrics: Metrics
@@ -187,6 +189,28 @@ def rows_for(algorithm: Any, task: Task, server: Any, data: Data, before: Any) -
     """
     rule = getattr(algorithm, "rows_for", None)
     return None if rule is None else rule(task, server, data, before)
+
+
+def total_of(
+    algorithm: Any, task: Task, server: Any, data: Data, uploads: Any, counted: Tensor, before: Any
+) -> tuple[Any, Any]:
+    """The total of several clients, and what is kept for that of the next round.
+
+    An algorithm with a method of this name and a true `adds_up_rows` has uploads that are sums over rows. Where
+    `rows_for` knows the rows, its local update returns in place of the upload what the sums are of, and the clients
+    of a process are added up together. It is the total that the uploads have, bit for bit.
+
+    Args:
+        algorithm: The algorithm.
+        task: What the clients learn.
+        server: Before the round.
+        data: A row per client, with what `rows_for` knows.
+        uploads: A row per client.
+        counted: [N] bool, whose uploads are added.
+        before: What was kept in the round before; None: nothing.
+    """
+    total: tuple[Any, Any] = algorithm.total_of(task, server, data, uploads, counted, before)
+    return total
 
 
 def steps_done(algorithm: Any, clients: Any) -> Tensor:

@@ -5,6 +5,7 @@
 
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -14,9 +15,10 @@ from torch import Tensor
 
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, Metrics
+from copfl.core.algorithm import total_of as total_of_rows
 from copfl.core.evaluation import EvalModels, evaluate
 from copfl.core.payload import mask_bytes, mask_fingerprint, nbytes
-from copfl.core.task import Data, Plan, Task
+from copfl.core.task import Data, Personal, Plan, Task
 from copfl.engine.cuda_graph import Recorder, out_of_memory, side_by_side
 from copfl.errors import CopflError, UsageError, how_to_set
 from copfl.kernels.fused import LONG, compiles, either_rows, mostly_rows
@@ -94,6 +96,14 @@ class ChunkResult(NamedTuple):
     total: Any  # the sum of their summands; None: another part's total has it
     metrics: Metrics
     half: Any = None  # the sum over the first half alone
+
+
+@dataclass
+class Kept:
+    """What `core.algorithm.total_of` keeps of a group from round to round."""
+
+    before: Any = None
+    now: Any = None
 
 
 def call_directly(f: Callable[[A], B], inputs: A, variant: object) -> B:
@@ -207,7 +217,12 @@ def _runs_alone(f: Callable[[A], B], rows: A) -> bool:
 
 
 def run_chunk(
-    algorithm: AnyAlgorithm, task: Task, mapping: Mapping, chunk: Chunk, models: EvalModels
+    algorithm: AnyAlgorithm,
+    task: Task,
+    mapping: Mapping,
+    chunk: Chunk,
+    models: EvalModels,
+    kept: Sequence[Kept] = (),
 ) -> ChunkResult:
     """These clients' local updates and the sum of their summands.
 
@@ -221,6 +236,7 @@ def run_chunk(
         mapping: How a function is mapped over clients.
         chunk: The clients, with what they need.
         models: Which models are evaluated.
+        kept: Of each group whose clients `core.algorithm.total_of` adds up.
     """
 
     def run(chunk: Chunk) -> ChunkResult:
@@ -229,12 +245,36 @@ def run_chunk(
 
         inputs = inputs_of(algorithm, chunk)
         results = side_by_side([partial(mapping.over, update, rows) for rows in inputs])
+        if kept:
+            return added_up(algorithm, task, chunk, results, kept)
         updated = with_healthy_records(in_order(chunk, results), chunk.clients)
         return total_of(algorithm, task, mapping, chunk, updated)
 
     with torch.no_grad():
         result: ChunkResult = mapping.call(run, chunk, models)
         return result
+
+
+def added_up(
+    algorithm: AnyAlgorithm, task: Task, chunk: Chunk, results: Sequence[ClientResult], kept: Sequence[Kept]
+) -> ChunkResult:
+    """The results of clients that are added up together, see `core.algorithm.total_of`.
+
+    Args:
+        algorithm: What the clients train with.
+        task: What they learn.
+        chunk: The clients.
+        results: Of the updates of each group.
+        kept: Of each group.
+    """
+    totals = tree.Sum[Any]()
+    for group, result, one in zip(chunk.groups, results, kept, strict=True):
+        how = algorithm, task, chunk.server, group.data, result.upload, result.metrics["healthy"] > 0
+        total, one.now = total_of_rows(*how, one.before)
+        totals.add(total)
+    updated = in_order(chunk, [result._replace(upload=()) for result in results])
+    updated = with_healthy_records(updated, chunk.clients)
+    return ChunkResult(updated.client, totals.total, updated.metrics)
 
 
 def inputs_of(algorithm: AnyAlgorithm, chunk: Chunk) -> list[ClientInput]:
@@ -329,7 +369,10 @@ def local_update(
     if models:
         records = inputs.client, inputs.down, output.client
         samples = inputs.test, models, inputs.validation
-        metrics |= evaluate(algorithm, task, *records, output.trained, *samples)
+        trained: Personal | None = output.trained
+        if trained is None:
+            trained = algorithm.personal_model(task, output.client, inputs.down)
+        metrics |= evaluate(algorithm, task, *records, trained, *samples)
     return ClientResult(output.client, output.upload, metrics)
 
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, Metrics, next_plan, rows_for, traits
@@ -32,7 +31,7 @@ from copfl.core.task import Data, Personal, Task
 from copfl.data.clients.federation import FederatedData
 from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.halves import ClientHalves, loss_differences
-from copfl.engine.mapping import Chunk, ChunkResult, Group, Mapping, run_chunk
+from copfl.engine.mapping import Chunk, ChunkResult, Group, Kept, Mapping, run_chunk
 from copfl.engine.rounds import Ids, ModelKeeper, Round, State, Store, Values
 from copfl.engine.sizes import groups_of
 from copfl.engine.store import DiskStore, MemoryStore
@@ -243,7 +242,7 @@ class InProcess:
 
     def local_updates(self, state: State, chunks: Sequence[Ids], models: EvalModels) -> Iterator[ChunkResult]:
         """The result of each part's local updates, or of smaller parts, in the order of the ids."""
-        self.known = KnownOfSamples(self.known.now)
+        self.known = KnownOfSamples(self.known)
         left = np.concatenate(chunks)
         while len(left):
             chunk_ids = left[: self.chunk]
@@ -282,11 +281,13 @@ class InProcess:
 
 
 class KnownOfSamples:
-    """What is known of the samples of some clients, by their numbers: of the round before, and of this one."""
+    """What is known of some clients, by their numbers: of the round before, and of this one."""
 
-    def __init__(self, before: dict[bytes, Any] | None = None) -> None:
-        self.before = before or {}
+    def __init__(self, before: "KnownOfSamples | None" = None) -> None:
+        self.before: dict[bytes, Any] = {} if before is None else before.now  # of their samples
+        self.totals_before: dict[bytes, Any] = {} if before is None else before.totals
         self.now: dict[bytes, Any] = {}
+        self.totals: dict[bytes, Any] = {}
 
 
 def train_part(
@@ -311,20 +312,27 @@ def train_part(
     """
     algorithm, task, mapping = simulation.algorithm, simulation.task, simulation.mapping
     chunk = chunk_input(simulation, server, clients, round, ids)
-    if known is not None and task.device.type == "cpu":
-        groups = [_with_known(algorithm, task, server, group, chunk.ids, known) for group in chunk.groups]
+    kept: list[Kept] = []
+    if known is not None and task.device.type == "cpu" and simulation.halves is None:
+        keys = [(chunk.ids if g.rows is None else chunk.ids[g.rows]).numpy().tobytes() for g in chunk.groups]
+        groups = [
+            _with_known(algorithm, task, server, group, key, known)
+            for group, key in zip(chunk.groups, keys, strict=True)
+        ]
         chunk = chunk._replace(groups=tuple(groups))
-    result = run_chunk(algorithm, task, mapping, chunk, models)
+        if groups[0].data.known is not None and getattr(algorithm, "adds_up_rows", False):
+            kept = [Kept(known.totals_before.get(key)) for key in keys]
+    result = run_chunk(algorithm, task, mapping, chunk, models, kept)
+    if known is not None and kept:
+        known.totals |= {key: one.now for key, one in zip(keys, kept, strict=True)}
     clients.put(chunk.ids, result.client)
     return result._replace(client=None)
 
 
 def _with_known(
-    algorithm: AnyAlgorithm, task: Task, server: Any, group: Group, ids: Tensor, known: KnownOfSamples
+    algorithm: AnyAlgorithm, task: Task, server: Any, group: Group, key: bytes, known: KnownOfSamples
 ) -> Group:
     """The group whose data have what is known of them for this round."""
-    members = ids if group.rows is None else ids[group.rows]
-    key = members.numpy().tobytes()
     values = rows_for(algorithm, task, server, group.data, known.before.get(key))
     if values is None:
         return group

@@ -30,6 +30,9 @@ LONGEST_STEP = 4.0  # of an intercept, in a step of Newton's method
 TURNS = 4  # such steps; of values one is exact
 FIRST_RATIO = -1.5  # log τ²/σ² before the first trees
 SEED = 53  # of the columns that a tree may use
+# Derivatives are multiples of 1/UNITS. So the sum of a bin is exact in double precision, up to 2^53 units: whatever the
+# order of rows and sites is, it has the same bits.
+UNITS = 2.0**36
 
 
 # -- targets -------------------------------------------------------------------------------------------------
@@ -50,6 +53,11 @@ class Target(NamedTuple):
     def outputs_of(self, eta: Tensor) -> Tensor:
         """The model's outputs [..., K] for η [..., q]."""
         return eta if self.contrasts is None else eta @ self.contrasts.T
+
+
+def in_units(numbers: Tensor) -> Tensor:
+    """The nearest multiples of 1/UNITS."""
+    return (numbers * UNITS).round() / UNITS
 
 
 def parted(numbers: Tensor, trees: int) -> list[Tensor]:
@@ -157,6 +165,13 @@ class Forest(NamedTuple):
             column, limit = (table.gather(0, at).view_as(node) for table in (feature, threshold))
             node = 2 * node + (x.gather(1, column) > limit)
         return node
+
+    def after_level(self, step: int, level: int, leaf: Tensor, x: Tensor) -> Tensor:
+        """[n, trees of a step]: the leaves, where only the splits of the levels before this one were made."""
+        trees = torch.arange(step * self.each, (step + 1) * self.each, device=x.device)
+        at = self.feature.shape[1] * trees + (2**level - 1) + (leaf >> (self.depth - level))
+        is_right = x.gather(1, self.feature.flatten()[at].long()) > self.threshold.flatten()[at]
+        return leaf + (is_right.long() << (self.depth - 1 - level))
 
     def eta(self, leaves: Tensor, like: Tensor) -> Tensor:
         """[n, q]: what the trees add up to, one after the other, in the precision of `like`."""

@@ -12,6 +12,8 @@ from copfl.core import tree
 from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.schemes import SCHEMES
 from copfl.data.sets.datasets import load
+from copfl.engine.mapping import vmap
+from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import UsageError
 from copfl.federation.protocol.settings import settings_of
 from tests.federation.network import CONFIG, client_of, farthest, play, simulated, write_nodes
@@ -61,6 +63,13 @@ def test_a_federation_grows_the_trees_of_the_simulation(
     for client, node in enumerate(nodes):
         record = client_of(settings_of(CONFIGURED), node, client, ROUNDS - 1)
         assert farthest(record, tree.row(rows, client)) <= 1e-9
+    settings = settings_of(CONFIGURED)
+    simulation = Simulation(settings.algorithm, settings.task, federation, vmap(3))
+    shown = simulate(simulation, begin(settings.algorithm, settings.task, 3), rounds=ROUNDS)
+    for record, round in zip(played.records, shown, strict=True):  # a head of a kilobyte is not counted
+        for name in ("bytes_up", "bytes_down"):
+            counted = round.clients[name].tolist()
+            assert record["per_client"][name] == pytest.approx(counted, rel=0.01, abs=1100)
 
 
 def test_secure_sums_give_the_same_trees(federation: FederatedData, expected: Any, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from copfl.settings.toml import assignment
 Function = Callable[..., None]
 F = TypeVar("F", bound=Function)
 
+WHOLE = 1000  # characters of a sentence in the help of a group, which is not cut off
 PANELS = ("Arguments", "Data", "Model", "Training", "Federation", "Robustness", "Output", "Options")
 
 
@@ -40,9 +41,20 @@ def option(panel: str, help: str, names: str = "") -> Any:
     return typer.Option(*names.split(), help=help, rich_help_panel=panel, show_default=False)
 
 
-def argument(help: str) -> Any:
-    """An argument of a command."""
-    return typer.Argument(help=help)
+def argument(help: str, check: Callable[[Path], object] | None = None) -> Any:
+    """An argument of a command.
+
+    Args:
+        help: A sentence.
+        check: Of a folder: raises a CopflError before what the command does is imported.
+    """
+
+    def checked(folder: Path) -> Path:
+        assert check is not None
+        check(folder)
+        return folder
+
+    return typer.Argument(help=help, callback=checked if check else None)
 
 
 Out = Annotated[
@@ -247,7 +259,7 @@ class Command(TyperCommand):
 
 
 class PanelGroup(typer.core.TyperGroup):
-    """A group of commands whose help lists them under the titles of their panels."""
+    """A group of commands whose help lists them under the titles of their panels, with whole sentences."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         panels: dict[str, list[tuple[str, click.Command]]] = {}
@@ -257,11 +269,10 @@ class PanelGroup(typer.core.TyperGroup):
                     (name, command)
                 )
         longest = max((len(name) for lines in panels.values() for name, _ in lines), default=0)
-        room = formatter.width - 6 - longest
         for title, lines in panels.items():
             with formatter.section(title):
                 formatter.write_dl(
-                    [(name.ljust(longest), command.get_short_help_str(room)) for name, command in lines]
+                    [(name.ljust(longest), command.get_short_help_str(WHOLE)) for name, command in lines]
                 )
 
 

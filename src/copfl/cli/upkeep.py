@@ -17,7 +17,7 @@ def status(
     check: Annotated[bool, option("Output", "Exit code 1 if there is a problem.", "--check")] = False,
     as_json: Annotated[bool, option("Output", "Print JSON.", "--json")] = False,
 ) -> None:
-    """Print nodes, rounds, who is late and the last error; the audit log is verified."""
+    """Say whether all is well: connections, rounds, errors and the audit log."""
     from copfl.federation.operations import status as state
 
     folder_state = state.status(folder, run)
@@ -39,8 +39,8 @@ def clean(
         bool, option("Output", "Print what would be removed, and remove nothing.", "--dry-run")
     ] = False,
 ) -> None:
-    """Remove old runs, with their apps and logs, from a server or a node;
-    a node's old personal models too.
+    """Remove old runs of a server or a node, and a node's old personal models.
+    Apps and logs of these runs go with them.
     """
     from copfl.federation.operations.retention import clean as remove
 
@@ -52,7 +52,7 @@ def clean(
 
 
 def backup(*, folder: AppOrStateFolder, file: Annotated[Path, argument("The archive to write.")]) -> None:
-    """Write a server's or a node's files into one archive, which contains its private keys."""
+    """Write all files of a server or a node into one archive, private keys too."""
     from copfl.federation.operations.backup import write_backup
 
     print(write_backup(folder, file))
@@ -63,7 +63,7 @@ def restore(
     file: Annotated[Path, argument("An archive of `copfl federate backup`.")],
     folder: Annotated[Path, argument("A new folder.")],
 ) -> None:
-    """Restore a server's or a node's files into a new folder."""
+    """Restore a server or a node into a new folder."""
     from copfl.federation.operations.backup import restore_backup
 
     print(restore_backup(file, folder))

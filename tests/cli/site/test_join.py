@@ -298,3 +298,26 @@ def test_nothing_of_an_invitation_moves_a_cursor_or_writes_a_line(clinic: Clinic
         assert "The words are right" in shown.out
         assert shown.out == foreign.printable_lines(shown.out)
         assert not any(line.startswith("The words are right") for line in shown.out.splitlines())
+
+
+def test_a_folder_that_is_not_there_is_said_with_those_that_are(clinic: Clinic) -> None:
+    none = clinic.folder / "nroth"
+    done = clinic.call("site", "report", none)
+    assert f"there is no folder {none}; join first: copfl site join FILE --data FILE" in done.err
+    clinic.join()
+    for words in (["report"], ["predict", "--data", "x.csv"], ["leave"], ["start"], ["log"], ["approve"]):
+        done = clinic.call("site", words[0], none, *words[1:])
+        assert (
+            done.err == f"copfl: there is no folder {none}; name that of a site: {clinic.folder / 'north'}\n"
+        )
+    for role in ("site", "federate"):
+        done = clinic.call(role, "status", none)
+        assert (
+            f"there is no folder {none}; name one of `copfl site join` or `copfl federate init`" in done.err
+        )
+        done = clinic.call(role, "status", clinic.folder)
+        assert "is no folder of `copfl site join` or `copfl federate init`" in done.err
+    assert clinic.call("site", "status", clinic.folder / "north").code == 0
+    assert clinic.call("federate", "status", clinic.app).code == 0
+    done = clinic.call("site", "approve", clinic.folder / "north")
+    assert "no proposal waits for its owner" in done.err

@@ -2,10 +2,11 @@
 
 | data | described by | nodes' data |
 | --- | --- | --- |
-| a table with a column of sites | the data set | partitioned |
+| a table with a column of sites | the data set | partitioned, or files of sites with the column or without it |
 | a table without one | the data set | partitioned, or files of sites |
 | a table of each site | a contract, open or frozen | files of sites |
-| numbers to predict | the data set | partitioned |
+| numbers to predict | the data set, or a contract | partitioned, or files of sites |
+| texts; several labels | a contract | files of sites |
 | times until an event | the data set, or a contract | partitioned, or files of sites |
 | arrays | the data set | partitioned, or files of sites |
 """
@@ -64,6 +65,13 @@ def with_hospitals(folder: Path) -> Way:
     return Way({"data": {"name": str(file), "target": "outcome", "client": "hospital"}}, [], file)
 
 
+def with_hospitals_and_sites(folder: Path) -> Way:
+    """Of the files of the sites one has the column, as its own name, and the others do not need it."""
+    way = with_hospitals(folder)
+    sites = [table(folder / f"site-{n}.csv", n, hospital=n == 0) for n in range(3)]
+    return way._replace(sites=sites, rows=sites[1])
+
+
 def without_hospitals(folder: Path) -> Way:
     settings = of_tables(folder) | {"partition": {"name": "iid"}}
     return Way(settings, [], folder / "visits.csv")
@@ -87,6 +95,37 @@ def frozen_contract_and_sites(folder: Path) -> Way:
 def numbers_to_predict(folder: Path) -> Way:
     file = table(folder / "stays.csv", target="stay")
     return Way({"data": {"name": str(file), "target": "stay"}, "partition": {"name": "iid"}}, [], file)
+
+
+def contract_of_numbers_and_sites(folder: Path) -> Way:
+    sites = [table(folder / f"site-{n}.csv", n, target="stay") for n in range(3)]
+    return Way({}, sites, sites[0], draft(sites[0], target="stay", leave_open=True))
+
+
+def notes(path: Path, seed: int) -> Path:
+    """Ninety rows with a text and two labels."""
+    draw = random.Random(seed)
+    rows = [(draw.choice(["cough", "fever", "pain"]), draw.randint(0, 1), n % 2) for n in range(90)]
+    lines = [
+        f"{'wet' if wet else 'dry'} {word} number {n},{wet},{ill}" for n, (word, wet, ill) in enumerate(rows)
+    ]
+    path.write_text("\n".join(["note,wet,ill", *lines]) + "\n")
+    return path
+
+
+def contract_of_texts_and_sites(folder: Path) -> Way:
+    sites = [notes(folder / f"site-{n}.csv", n) for n in range(3)]
+    contract = draft(sites[0], target="wet", text="note", drop="ill", leave_open=True)
+    return Way({"model": {"name": "words"}}, sites, sites[0], contract)
+
+
+def contract_of_labels_and_sites(folder: Path) -> Way:
+    sites = [folder / f"site-{n}.csv" for n in range(3)]
+    for number, site in enumerate(sites):
+        draw = random.Random(number)
+        rows = [f"{draw.randint(20, 89)},{draw.randint(0, 1)},{n % 2}\n" for n in range(90)]
+        site.write_text("".join(["age,cough,fever\n", *rows]))
+    return Way({}, sites, sites[0], draft(sites[0], target="cough,fever", leave_open=True))
 
 
 def stays(path: Path, seed: int = 0) -> Path:
@@ -126,8 +165,17 @@ def arrays_of_sites(folder: Path) -> Way:
 
 
 WAYS: list[Callable[[Path], Way]] = [
-    *(with_hospitals, without_hospitals, sample_and_sites, contract_and_sites, frozen_contract_and_sites),
-    *(numbers_to_predict, times_until_an_event, contract_of_survival_and_sites, arrays, arrays_of_sites),
+    *(with_hospitals, with_hospitals_and_sites, without_hospitals, sample_and_sites),
+    *(contract_and_sites, frozen_contract_and_sites, contract_of_numbers_and_sites),
+    *(
+        contract_of_texts_and_sites,
+        contract_of_labels_and_sites,
+        numbers_to_predict,
+        times_until_an_event,
+        contract_of_survival_and_sites,
+        arrays,
+        arrays_of_sites,
+    ),
 ]
 
 
@@ -141,7 +189,7 @@ def test_it_ends_at_models_that_take_such_rows(
         "algorithm": {"name": "fedavg"},
         "model": {"name": "linear"},
     }
-    app = init(tmp_path / "app", run | made.settings, contract=made.contract)
+    app = init(tmp_path / "app", run, made.settings, contract=made.contract)
     assert len(list(up(app, sites=made.sites))) == 1
     states = sorted((app / "nodes").glob("*/state"))
     assert len(states) == 3

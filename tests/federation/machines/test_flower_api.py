@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import inspect
 import re
+from datetime import timedelta
+from pathlib import Path
+from unittest import mock
 
 import pytest
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
-from copfl.federation.machines import flower_api
+from copfl.federation.machines import flower_api, superlink
 from copfl.federation.machines.supernode import Connection
 from copfl.federation.protocol import secret_sharing
 
@@ -40,6 +43,34 @@ def test_every_private_name_is_there(name: str) -> None:
 def test_what_is_replaced_in_the_superlink_is_called_by_it() -> None:
     assert callable(flower_api.control_handlers.start_run)
     assert callable(flower_api.extensions.get_middleware)
+
+
+@pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")  # Flower's
+def test_a_serverapp_may_take_minutes_to_start_and_is_lost_after_one_of_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's 30 seconds are less than the imports take on a busy machine, and it starts it again and again."""
+    from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.object_store import ObjectStoreFactory
+
+    corestate = flower_api.sql_corestate
+    for name in ("HEARTBEAT_DEFAULT_INTERVAL", "HEARTBEAT_PATIENCE", "now"):
+        monkeypatch.setattr(corestate, name, getattr(corestate, name))
+    superlink.give_time_to_start(corestate)
+    began, database = corestate.now(), str(tmp_path / "superlink.db")
+    state = SqlLinkState(database, mock.Mock(), ObjectStoreFactory(database).store())
+    state.initialize()
+    task = state.create_task(TaskType.SERVER_APP, 1)
+    for second, happens, is_right in (
+        (0, state.claim_task, True),
+        (200, state.claim_task, False),  # no second one is started
+        (200, state.activate_task, True),
+        (259, state.acknowledge_task_heartbeat, True),
+        (320, state.acknowledge_task_heartbeat, False),
+    ):
+        monkeypatch.setattr(corestate, "now", lambda at=second: began + timedelta(seconds=at))
+        assert bool(happens(task)) is is_right, (second, happens)
 
 
 def test_a_refused_heartbeat_interrupts_the_process_by_what_the_node_replaces() -> None:

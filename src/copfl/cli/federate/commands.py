@@ -9,7 +9,7 @@ import typer
 from copfl.cli import options, upkeep
 from copfl.cli.federate import contract as drafting
 from copfl.cli.federate import members, server, trial, watch
-from copfl.cli.federate.options import AppFolder, Secure
+from copfl.cli.federate.options import NewAppFolder, Secure
 from copfl.cli.options import Tables, option
 from copfl.settings import toml
 from copfl.settings.federation import OWN
@@ -20,7 +20,7 @@ from copfl.settings.schema import KINDS
 def init(
     line: Tables,
     *,
-    folder: AppFolder,
+    folder: NewAppFolder,
     config: Annotated[
         Path | None, option("Training", "A run.toml; options on the line override it.", "--config -c")
     ] = None,

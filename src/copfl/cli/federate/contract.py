@@ -50,7 +50,9 @@ def contract(
         bool, option("Data", "Name no categories: the members agree on them; default: off.", "--open")
     ] = False,
 ) -> None:
-    """Write a first data contract from one site's table, without values that should not leave it."""
+    """Draft the data contract from one site's table.
+    Values that should not leave the site are not in it.
+    """
     from copfl.data.contract.draft import draft
     from copfl.data.contract.file import write_contract
     from copfl.tables import listed

@@ -26,7 +26,7 @@ def invite(
     days: Annotated[float, option("Federation", "Days until the invitations expire; default: 14.")] = 14.0,
     key: CoordinatorKey = None,
 ) -> None:
-    """Write the file by which a site takes part, and the words to read out."""
+    """Write the invitation of a site, and the words to read out."""
     require_flower()
     from copfl.federation.server import invitations, membership
 
@@ -109,7 +109,7 @@ def admit(
 
 
 def members(*, folder: AppFolder) -> None:
-    """Print the members, and the fingerprints that people compare by telephone."""
+    """Print the members, and the fingerprints to compare by telephone."""
     require_flower()
     from copfl.federation.protocol.keys import fingerprint, read_public
     from copfl.federation.protocol.proposal import members_fingerprint
@@ -138,7 +138,7 @@ def propose(
     settings: Settings = None,
     key: CoordinatorKey = None,
 ) -> None:
-    """Write and sign a proposal: the settings of a run and its members."""
+    """Sign the settings and the members of a run, as a proposal."""
     require_flower()
     from copfl.federation.machines.deployed import new_name
     from copfl.federation.protocol import proposal_text
@@ -155,7 +155,9 @@ def propose(
 
 
 def revoke(*, folder: AppFolder, member: MemberName) -> None:
-    """Take a member out: the server refuses its key at once, and later proposals do not have it."""
+    """Take a member out: the server refuses its key at once.
+    Later proposals do not have it.
+    """
     require_flower()
     from copfl.federation.protocol.keys import fingerprint
     from copfl.federation.server import membership

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from copfl.cli.options import argument, option
 from copfl.errors import UsageError
+from copfl.federation.protocol.app_folder import check_app_or_site, read_app
 from copfl.settings.toml import assignment
 
 if TYPE_CHECKING:
     from copfl.federation.protocol.proposal import SignedProposal
 
 # Options of several commands.
-AppFolder = Annotated[Path, argument("The app's folder.")]
+NewAppFolder = Annotated[Path, argument("A new folder for the app, such as clinic.")]
+AppFolder = Annotated[Path, argument("The folder that `copfl federate init` made, such as clinic.", read_app)]
 Secure = Annotated[
     bool | None,
     option(
@@ -38,7 +40,12 @@ Metrics = Annotated[
 LogFormat = Annotated[str | None, option("Output", "Lines of logs: text or json; default: text.")]
 LogLevel = Annotated[str | None, option("Output", "debug, info, warning or error; default: info.")]
 RunName = Annotated[str | None, option("Output", "The run's name; default: the last one.")]
-AppOrStateFolder = Annotated[Path, argument("The app's folder, or the state-dir of a node.")]
+AppOrStateFolder = Annotated[
+    Path,
+    argument(
+        "The folder of `copfl site join` or `copfl federate init`, or a node's state-dir.", check_app_or_site
+    ),
+]
 
 
 def require_flower() -> None:

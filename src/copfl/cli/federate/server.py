@@ -30,7 +30,9 @@ def server(
     log_format: LogFormat = None,
     log_level: LogLevel = None,
 ) -> None:
-    """Run the server of the app, until the command is ended; it registers the keys in keys/*.pub."""
+    """Run the server, until the command is ended.
+    It registers the keys in keys/*.pub.
+    """
     require_flower()
     set_environment(metrics, log_format, log_level)
     from copfl.federation.machines.deployed import serve
@@ -58,7 +60,7 @@ def run(
         option("Federation", "Start although sites that were invited are missing; default: off.", "--anyway"),
     ] = False,
 ) -> None:
-    """Train, after the members have agreed on what the contract leaves open."""
+    """Train; what the contract leaves open is agreed on first."""
     require_flower()
     from copfl.federation.machines.deployed import agree as by_sums
     from copfl.federation.machines.deployed import start_run
@@ -90,8 +92,8 @@ def agree(
         Path | None, option("Federation", "A proposal with session.agree=true; default: one is signed here.")
     ] = None,
 ) -> None:
-    """Agree on the means, deviations and categories that the contract leaves open,
-    by sums over all members.
+    """Agree on what the contract leaves open, by sums over all members.
+    These are means, deviations and categories.
     """
     require_flower()
     from copfl.federation.machines.deployed import agree as by_sums

@@ -54,10 +54,10 @@ def up(
     log_format: LogFormat = None,
     log_level: LogLevel = None,
 ) -> None:
-    """Run the app on this machine, with real processes that end with this command."""
+    """Train here, with real processes that end with this command."""
     set_environment(metrics, log_format, log_level)
     config = app_config(settings, **{"network.wire": wire, "run.rounds": rounds})
-    local = _local(folder)
+    local = _local()
     for problem in local.site_problems(folder, sites or []):
         print(f"copfl: warning: {problem}", file=sys.stderr)
     where = given(sites=sites, nodes=nodes, data=data, scheme=scheme, secure=secure)
@@ -83,9 +83,9 @@ def resume(
     log_format: LogFormat = None,
     log_level: LogLevel = None,
 ) -> None:
-    """Continue a local run that was interrupted; the data options must be those of `up`."""
+    """Continue such a run that was interrupted, with the data options of `up`."""
     set_environment(metrics, log_format, log_level)
-    local = _local(folder)
+    local = _local()
     from copfl.federation.protocol.app_folder import last_run
 
     run = run or last_run(folder)
@@ -108,8 +108,8 @@ def personalize(
     updates: Annotated[int, option("Training", "Number of local updates, at least 1; default: 3.")] = 3,
     state: Annotated[str | None, option("Output", "Folder of its model; default: nodes/new-client.")] = None,
 ) -> None:
-    """Personalise the trained model for a new client, and print its metric before and after."""
-    local = _local(folder)
+    """Fit the trained model to a new client, and measure it."""
+    local = _local()
     from copfl.core.metrics import MetricInfo
 
     result = local.join(folder, data, test=test, state=state, run=run, updates=updates)
@@ -121,12 +121,9 @@ def personalize(
     print(f"model: {result['model']}")
 
 
-def _local(folder: Path) -> ModuleType:
-    """The module of local federations, with torch; a folder that is no app's is an error before it is imported."""
+def _local() -> ModuleType:
+    """The module of local federations, with torch."""
     require_flower()
-    from copfl.federation.protocol.app_folder import read_app
-
-    read_app(folder)
     from copfl.federation.machines import local
 
     return local

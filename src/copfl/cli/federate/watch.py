@@ -19,7 +19,9 @@ def watch(
         Path | None, option("Output", "Write the page to this HTML file, and serve nothing; default: none.")
     ] = None,
 ) -> None:
-    """Serve the coordinator's page to this machine: members, rounds, who is waited for; Ctrl-C stops it."""
+    """Show the coordinator's page: members, rounds, who is waited for.
+    It is served to this machine alone, until Ctrl-C.
+    """
     from copfl.federation.operations import watched
 
     watched.read(folder, run)  # its errors come before the page's parts are imported, and not in the browser

@@ -12,6 +12,7 @@ from copfl.cli.federate.options import LogFormat, LogLevel, app_config, require_
 from copfl.cli.options import argument, option
 from copfl.cli.report import report_of_node
 from copfl.errors import CopflError, UsageError, raised_as, stoppable
+from copfl.federation.protocol.app_folder import check_site
 from copfl.foreign import printable
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ Settings = Annotated[
     list[str] | None,
     option("Training", "Another key of the node, such as threads=4, which is kept; repeatable.", "--set -s"),
 ]
-SiteFolder = Annotated[Path, argument("The folder that `copfl site join` made, such as north.")]
+SiteFolder = Annotated[Path, argument("The folder that `copfl site join` made, such as north.", check_site)]
 
 
 def join(
@@ -51,11 +52,12 @@ def join(
 ) -> None:
     """Take part: read what is asked, consent, and run the node."""
     require_flower()
+    with raised_as(UsageError, f"{invitation}: {{}}; name the file that the coordinator sent", OSError):
+        content = invitation.read_bytes()  # before the imports
     from copfl.federation.operations import joining
     from copfl.federation.protocol.words import same_words
 
-    with raised_as(UsageError, f"{invitation}: {{}}; name the file that the coordinator sent", OSError):
-        signed = joining.open_invitation(invitation.read_bytes(), invitation.name)
+    signed = joining.open_invitation(content, invitation.name)
     invited = signed.invitation
     target = folder or Path(invited.site)
     joining.check_folder(target, invited)

@@ -40,7 +40,7 @@ def node(
     log_format: LogFormat = None,
     log_level: LogLevel = None,
 ) -> None:
-    """Connect this machine to a federation as a node, until the command is ended."""
+    """Run a node without an invitation, until the command is ended."""
     require_flower()
     set_environment(None, log_format, log_level)  # a node has no metrics
     from copfl.federation.machines.supernode import Address, serve

@@ -9,10 +9,14 @@ import typer
 from copfl.cli.federate.options import require_flower
 from copfl.cli.options import Json, argument, option
 from copfl.errors import UsageError
+from copfl.federation.protocol.app_folder import check_site
 from copfl.foreign import printable
 
 SHOWN = 8  # names of columns in a sentence
-StateFolder = Annotated[Path, argument("The state-dir of a node.")]
+StateFolder = Annotated[
+    Path,
+    argument("The folder that `copfl site join` made, such as north, or a node's state-dir.", check_site),
+]
 
 
 def check(
@@ -49,7 +53,7 @@ def check(
 def key(
     *, file: Annotated[Path, argument("A new file for the private key; FILE.pub gets the public one.")]
 ) -> None:
-    """Make a member's key, on the member's own machine, and print its fingerprint."""
+    """Make this member's key, and print its fingerprint."""
     require_flower()
     from copfl.federation.protocol.keys import fingerprint, make_key
 
@@ -65,7 +69,7 @@ def policy(
         option("Federation", "Explain what this policy refuses of the app in this folder.", "--app"),
     ] = None,
 ) -> None:
-    """Write, check or explain the policy of a machine: what a run may ask of it."""
+    """Write, check or explain the policy: what a run may ask of this machine."""
     from copfl.federation.node.explanation import explained
     from copfl.federation.policy.file import read_policy, write_strict
     from copfl.federation.protocol.app_folder import read_app
@@ -87,36 +91,36 @@ def policy(
 
 def approve(
     *,
-    state: StateFolder,
+    folder: StateFolder,
     proposal: Annotated[
         str | None,
         argument("A file, or the first digits of one that waits; default: the only one that waits."),
     ] = None,
     policy: Annotated[
-        Path | None, option("Federation", "The node's policy; default: policy.toml in its state-dir.")
+        Path | None, option("Federation", "The node's policy; default: policy.toml in its folder.")
     ] = None,
     yes: Annotated[bool, option("Output", "Approve without a question.", "--yes -y")] = False,
 ) -> None:
-    """Show a proposal and what the node's policy says of it, and accept it by hand."""
+    """Show a proposal that waits, and what the policy says of it; accept it."""
     require_flower()
     from copfl.federation.node import acceptance
     from copfl.federation.node.explanation import explained
     from copfl.federation.policy.file import policy_of
     from copfl.federation.protocol import proposal_text
 
-    signed = proposal_text.chosen(acceptance.pending(state), proposal)
+    signed = proposal_text.chosen(acceptance.pending(folder), proposal)
     print("\n".join(map(printable, proposal_text.described(signed.proposal))))
-    if new := acceptance.strangers(state, signed.proposal):
+    if new := acceptance.strangers(folder, signed.proposal):
         print(
             f"new members  {', '.join(member.name for member in new)}: compare their fingerprints with them"
         )
-    lines = explained(policy_of(policy, state), signed.proposal.settings)
+    lines = explained(policy_of(policy, folder), signed.proposal.settings)
     print("\n".join(map(printable, lines)))
     if lines[0].startswith("refused"):
         raise UsageError("the node's policy refuses this proposal, approved or not; change the policy first")
     if not yes and not typer.confirm("Approve it?"):
         raise typer.Exit(1)
-    acceptance.approve(state, signed)
+    acceptance.approve(folder, signed)
     print(f"approved: this node trains on the proposal {signed.proposal.digest[:16]}")
 
 
@@ -135,17 +139,17 @@ def rotate(*, key: Annotated[Path, argument("The private key of this member.")])
 
 def log(
     *,
-    state: StateFolder,
+    folder: StateFolder,
     verify: Annotated[bool, option("Output", "Print where the chain breaks alone.", "--verify")] = False,
     noted: Annotated[
         list[str] | None, option("Output", "A last hash that you noted earlier; repeatable.", "--noted")
     ] = None,
 ) -> None:
-    """Print what left a node, or verify that no line of it was changed or removed."""
+    """Print what left this site, or verify that no line was changed."""
     from copfl.federation.node import audit_log
     from copfl.federation.protocol.chained_log import AUDIT, verified
 
-    audit = verified(state / AUDIT, noted or ())
+    audit = verified(folder / AUDIT, noted or ())
     if not verify:
         print("".join(f"{audit_log.as_text(line)}\n" for line in audit.lines), end="")
     if audit.problem:

@@ -56,6 +56,7 @@ PRIVATE = {
     "control_handlers": "flwr.superlink.servicer.control.control_handlers:",
     "extensions": "flwr.superlink.extensions:",
     "flower_superlink": "flwr.superlink.cli:flower_superlink",
+    "sql_corestate": "flwr.supercore.corestate.sql_corestate:",
     "superlink_module": "flwr.superlink.cli.flower_superlink:",
     "init_http_client_from_connection": "flwr.cli.utils:init_http_client_from_connection",
     "read_superlink_connection": "flwr.cli.flower_config:read_superlink_connection",

@@ -27,6 +27,7 @@ COMPONENTS = {
 }
 MANIFEST, PROJECT = ".info/CONTENT", "pyproject.toml"
 MOST_BYTES = 2**20  # of these two
+START = 300  # seconds that a ServerApp may take to start, as Flower's 30 are not enough on a busy machine
 
 
 def check_app(content: bytes, folder: Path) -> None:
@@ -103,6 +104,19 @@ def check_run(request: Any, folder: Path) -> None:
     server_proposal(policy, run_config)  # an error if it is not a coordinator's
 
 
+def give_time_to_start(corestate: Any) -> None:
+    """Lets a ServerApp take START seconds until it runs.
+
+    Flower takes one for lost after 30 seconds, and starts it again beside the first, so that on a busy machine
+    each makes the next one slower and none ever runs. One that runs is lost after 60 seconds of silence, as before.
+
+    Args:
+        corestate: Flower's module of its database, whose two constants are for this alone.
+    """
+    silence = corestate.HEARTBEAT_PATIENCE * corestate.HEARTBEAT_DEFAULT_INTERVAL
+    corestate.HEARTBEAT_DEFAULT_INTERVAL, corestate.HEARTBEAT_PATIENCE = START, silence / START
+
+
 def main() -> None:
     """`flower-superlink`, with the check before every run, and two planes; the folder is the current one."""
     from starlette.middleware import Middleware
@@ -115,6 +129,7 @@ def main() -> None:
         control_handlers,
         extensions,
         flower_superlink,
+        sql_corestate,
         superlink_module,
     )
 
@@ -136,6 +151,7 @@ def main() -> None:
         Middleware(Admission, folder=folder),
     )  # outermost
     limit_connections(superlink_module)
+    give_time_to_start(sql_corestate)
     os.environ["FORWARDED_ALLOW_IPS"] = "127.0.0.1"  # only a proxy on this machine names its clients
     flower_superlink()
 

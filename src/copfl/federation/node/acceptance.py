@@ -18,6 +18,7 @@ from copfl.federation.policy.record import Policy
 from copfl.federation.policy.refusal import PolicyError, Refusal
 from copfl.federation.policy.request import admitted
 from copfl.federation.protocol import invitation as invitations
+from copfl.federation.protocol.app_folder import INVITATION
 from copfl.federation.protocol.files import stored, write_json
 from copfl.federation.protocol.invitation import SignedInvitation
 from copfl.federation.protocol.keys import fingerprint
@@ -33,7 +34,6 @@ from copfl.federation.protocol.proposal import (
 )
 from copfl.files import write_bytes
 
-INVITATION = "invitation.json"  # in the state-dir: what a site's owner consented to
 FOLDER, REVOKED = ".proposals", "revoked.json"
 MEMBERS = "members.json"  # the members of each coordinator's proposals that were accepted: their first keys
 APPROVED, PENDING = "approved-{}.json", "pending-{}.json"

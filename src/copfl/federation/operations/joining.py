@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from copfl.data.contract.check import ContractCheck, check
 from copfl.data.contract.contract import Contract
 from copfl.errors import RunError, UsageError, raised_as
-from copfl.federation.node.acceptance import INVITATION, invitation_of
+from copfl.federation.node.acceptance import invitation_of
 from copfl.federation.node.explanation import explained
 from copfl.federation.policy.file import FILE as POLICY
 from copfl.federation.policy.file import policy_from, read_policy, strict
 from copfl.federation.policy.record import Policy
-from copfl.federation.protocol.app_folder import LEFT
+from copfl.federation.protocol.app_folder import INVITATION, LEFT
 from copfl.federation.protocol.files import private_folder
 from copfl.federation.protocol.invitation import (
     JOINS,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from copfl import foreign
-from copfl.errors import RunError, raised_as
+from copfl.errors import RunError, UsageError, raised_as
 from copfl.federation.protocol.chained_log import AUDIT
 from copfl.federation.protocol.node_config import WORKER
 
@@ -23,6 +23,7 @@ AGREEMENTS = "agreements"  # in the app's folder: a folder for each run that agr
 
 CONTACT, LAST_ERROR = "contact", "last-error.json"  # in the folder of a node's worker
 LEFT = "left"  # there too: the owner has ended the participation
+INVITATION = "invitation.json"  # in the folder of a site that joined: what its owner consented to
 
 
 FLOWER_HOME = ".flwr"  # in the app's folder: where the `flwr` command finds the SuperLink
@@ -43,6 +44,21 @@ def read_app(folder: Path) -> dict[str, Any]:
 def is_node(folder: Path) -> bool:
     """Whether the folder is the state-dir of a node."""
     return (folder / WORKER).is_dir() or any(folder.glob("*/client.json"))
+
+
+def check_site(folder: Path) -> None:
+    """UsageError if there is no such folder, with the folders of sites beside it."""
+    if not folder.is_dir():
+        there = ", ".join(map(str, sorted(file.parent for file in folder.parent.glob(f"*/{INVITATION}"))))
+        what = f"name that of a site: {there}" if there else "join first: copfl site join FILE --data FILE"
+        raise UsageError(f"there is no folder {folder}; {what}")
+
+
+def check_app_or_site(folder: Path) -> None:
+    """UsageError if the folder is neither an app's nor the state-dir of a node."""
+    if not is_node(folder) and not (folder / "pyproject.toml").is_file():
+        what = f"{folder} is no folder" if folder.is_dir() else f"there is no folder {folder}; name one"
+        raise UsageError(f"{what} of `copfl site join` or `copfl federate init`")
 
 
 def is_locked(path: Path) -> bool:

@@ -41,7 +41,9 @@ def chosen(waiting: Sequence[SignedProposal], named: str | None) -> SignedPropos
         with raised_as(UsageError, f"{named}: {{}}", OSError, UsageError):
             return read(Path(named).read_bytes())
     fitting = [signed for signed in waiting if signed.proposal.digest.startswith(named or "")]
+    if not waiting:
+        raise UsageError("no proposal waits for its owner; one that was sent as a file is named by its FILE")
     if len(fitting) != 1:
-        names = ", ".join(signed.proposal.digest[:16] for signed in waiting) or "none"
+        names = ", ".join(signed.proposal.digest[:16] for signed in waiting)
         raise UsageError(f"{len(fitting)} proposals fit; there wait: {names}; name a file, or one of these")
     return fitting[0]

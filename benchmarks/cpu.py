@@ -1,11 +1,10 @@
 """FedAvg rounds on a CPU: copfl against a plain loop, pfl-research and Flower. `python benchmarks/cpu.py`
 
 The same round for all: 1,000 clients with 20 digits each, 100 of them a round, a small CNN, batches of 8 and
-SGD. With --cases digits,resnet also ResNet-18: 10 clients with 100 images of 32x32. With --cases pfl the conditions
-of pfl-research's own table 1: 1,000 clients with 50 images, 50 of them a round. Rounds of copfl and of
+SGD. With --cases digits,resnet also ResNet-18: 10 clients with 100 images of 32x32. Rounds of copfl and of
 the plain loop alternate, so that other load on the machine affects both; the table shows medians. The other
 tools run afterwards, in a Python that has them: --baselines PYTHON (pip install pfl "flwr[simulation]"
-scikit-learn, with the same torch).
+scikit-learn, with the same torch). pfl_research.py has the conditions of pfl-research's own table.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from typing import Any, NamedTuple
 import digits
 import images
 import numpy as np
-import pfl_cifar
 import torch
 from common import CLASSES, MEAN, STD, federation, random_images
 from plain import plain_fedavg_round
@@ -44,7 +42,6 @@ from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.engine.workers import Workers
 
 HERE = Path(__file__).parent
-PROCESSES = {1: "", 2: ", 2 processes"}
 Step = Callable[[], object]
 
 
@@ -78,12 +75,6 @@ def resnet_case() -> Case:
     title = "10 clients with 100 images of 32x32, ResNet-18"
     data = federation(*random_images(images.CLIENTS, images.SIZE), images.SIZE)
     return Case(title, built_in("resnet18", data), data, images.PARTICIPANTS, images.BATCH)
-
-
-def pfl_case() -> Case:
-    title = "1,000 clients with 50 images of 32x32, 50 a round, CNN of pfl-research's table 1"
-    data = federation(*random_images(pfl_cifar.CLIENTS, pfl_cifar.SIZE), pfl_cifar.SIZE)
-    return Case(title, pfl_cifar.net, data, pfl_cifar.PARTICIPANTS, pfl_cifar.BATCH)
 
 
 # Implementations: each returns a function that runs one more round
@@ -256,21 +247,10 @@ def measure_resnet(repeats: int, python: str | None) -> list[dict[str, Any]]:
     return table(case.title, times)
 
 
-def measure_pfl(repeats: int, python: str | None) -> list[dict[str, Any]]:
-    case = pfl_case()
-    with implementations(case) as steps:
-        times = measured({name: step for name, step in steps.items() if "no mkldnn" not in name}, repeats)
-    if python:
-        arguments = ("baseline_pfl.py", "pfl_cifar", str(repeats + 1), "on")
-        of_pfl = {f"pfl-research, mkldnn{of}": baseline(python, n, *arguments) for n, of in PROCESSES.items()}
-        times |= {name: seconds for name, seconds in of_pfl.items() if seconds}
-    return table(case.title, times)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--cases", default="digits", help="digits, resnet, pfl, or several with commas")
+    parser.add_argument("--cases", default="digits", help="digits, resnet, or both with a comma")
     parser.add_argument("--baselines", help="a Python that has pfl-research and Flower")
     parser.add_argument("--out", type=Path, default=Path("cpu.json"))
     args = parser.parse_args()
@@ -281,8 +261,6 @@ def main() -> None:
         rows += measure_digits(args.repeats, args.baselines)
     if "resnet" in args.cases:
         rows += measure_resnet(args.repeats, args.baselines)
-    if "pfl" in args.cases:
-        rows += measure_pfl(args.repeats, args.baselines)
     load = os.getloadavg()
     about = {
         "torch": torch.__version__,

@@ -23,6 +23,8 @@ from copfl.core.survival import (
     kaplan_meier,
     medians,
     survival_at,
+    uncensored,
+    uno_concordance,
 )
 from copfl.core.task import Data, task_of
 from copfl.errors import UsageError
@@ -79,6 +81,74 @@ def test_without_a_comparable_pair_the_c_index_is_not_defined() -> None:
         with pytest.raises(ValueError, match="comparable"):
             concordance(np.arange(len(targets), dtype=float), targets)
         assert math.isnan(metric("c_index", "survival").of(np.zeros((len(targets), 1)), targets))
+
+
+def unos_by_pairs(risk: Floats, targets: Floats) -> float:
+    """Uno's C from its definition, pair by pair, as exact fractions."""
+
+    def uncensored_before(until: float) -> Fraction:
+        share = Fraction(1)
+        for at in {time for time, event in targets if not event and time < until}:
+            censored = sum(time == at and not event for time, event in targets)
+            # Those who had their event at this time had it before anybody was censored.
+            share *= 1 - Fraction(
+                censored, sum(time > at or (time == at and not event) for time, event in targets)
+            )
+        return share
+
+    comparable, right = Fraction(0), Fraction(0)
+    for (ti, ei), own in zip(targets, risk, strict=True):
+        for (tj, ej), other in zip(targets, risk, strict=True):
+            if ei and (ti < tj or (ti == tj and not ej)):
+                weight = 1 / uncensored_before(ti) ** 2
+                comparable += weight
+                right += weight * (Fraction(int(own > other)) + Fraction(int(own == other), 2))
+    return float(right / comparable) if comparable else math.nan
+
+
+def test_unos_c_index_equals_brute_force_with_ties_and_censoring() -> None:
+    rng, undefined, others = np.random.default_rng(1), 0, 0
+    for case in range(200):
+        n = int(rng.integers(1, 9))
+        time = rng.integers(1, 6, n) if case % 2 else rng.random(n) + 0.1
+        targets = np.stack([time, rng.random(n) < rng.random()], 1).astype(np.float64)
+        risk = rng.integers(0, 4, n).astype(np.float64)
+        expected, found = (
+            unos_by_pairs(risk, targets),
+            metric("uno_c_index", "survival").of(risk[:, None], targets),
+        )
+        assert (math.isnan(expected) and math.isnan(found)) or found == pytest.approx(expected, abs=1e-12)
+        undefined += math.isnan(expected)
+        others += not math.isnan(expected) and found != by_pairs(risk, targets)
+    assert undefined > 5
+    assert others > 30  # Harrell's is another number
+
+
+def test_unos_c_index_by_hand() -> None:
+    targets = rows((1, 1), (2, 0), (3, 1), (4, 0))
+    np.testing.assert_allclose(uncensored(targets).values, [2 / 3, 0])
+    # The first has three pairs that count 1, the third one that counts (3 / 2)².
+    assert uno_concordance(np.array([4.0, 1.0, 2.0, 3.0]), targets) == pytest.approx(3 / (3 + 9 / 4))
+    assert uno_concordance(np.array([1.0, 4.0, 3.0, 2.0]), targets) == pytest.approx(9 / 4 / (3 + 9 / 4))
+    assert uno_concordance(np.arange(4.0), targets[[0, 2]][[0, 1, 0, 1]]) == concordance(
+        np.arange(4.0), targets[[0, 2]][[0, 1, 0, 1]]
+    )
+
+
+def test_with_starts_unos_c_index_is_not_defined() -> None:
+    assert math.isnan(metric("uno_c_index", "survival").of(np.arange(5.0)[:, None], LATE.numpy()))
+
+
+def test_unos_c_index_depends_less_on_censoring_than_harrells() -> None:
+    """Risks order early events and not late ones, which censoring hides."""
+    rng = np.random.default_rng(0)
+    time = rng.exponential(size=3000)
+    risk = np.where(time < 0.5, -time, -0.5) + rng.normal(size=3000) / 4
+    everything = concordance(risk, np.stack([time, np.ones(3000)], 1))
+    censored = rng.exponential(size=3000)
+    targets = np.stack([np.minimum(time, censored), time <= censored], 1)
+    assert abs(concordance(risk, targets) - everything) > 0.03
+    assert abs(uno_concordance(risk, targets) - everything) < 0.01
 
 
 # Rows with a start

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.core.survival import concordance, risks
+from copfl.core.survival import concordance, risks, uno_concordance
 from copfl.errors import UsageError, unknown
 from copfl.stats import Numbers
 from copfl.tables import interval, with_spread
@@ -278,6 +278,10 @@ def _c_index(predictions: Array, targets: Array) -> float:
     return concordance(risks(predictions), targets)
 
 
+def _uno_c_index(predictions: Array, targets: Array) -> float:
+    return uno_concordance(risks(predictions), targets)
+
+
 def _labels(predictions: Array) -> Array:
     """Probabilities of labels as 0 and 1."""
     return (predictions > 0.5).astype(np.float64)
@@ -301,6 +305,7 @@ METRICS: dict[str, Metric] = {
         Metric("r2", True, False, ("regression",), R2, "R²"),
         Metric("perplexity", False, False, ("next_token",), _perplexity),
         Metric(C_INDEX, True, True, ("survival",), _c_index, "C-index"),
+        Metric("uno_c_index", True, True, ("survival",), _uno_c_index, "Uno's C-index"),
     )
 }
 # Names as titles have them, and such words in the name of a metric of yours: F1 of "weighted_f1".

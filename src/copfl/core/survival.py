@@ -37,27 +37,48 @@ def risks(predictions: NDArray[np.floating]) -> Numbers:
     return np.asarray(predictions.sum(tuple(range(1, predictions.ndim)), dtype=np.float64))
 
 
-def concordance(risk: Numbers, targets: NDArray[np.floating]) -> float:
+def concordance(risk: Numbers, targets: NDArray[np.floating], weights: Numbers | None = None) -> float:
     """Harrell's C: of the comparable pairs, the share in which the earlier event has the larger risk.
 
     A pair is comparable if one had its event before the time of the other, or at the time at which the other was
     censored; with starts, if the other was at risk at the time of the event. Equal risks count half.
 
+    Args:
+        risk: [n].
+        targets: Of the rows.
+        weights: [n], what each pair of a row's event counts; None: 1.
+
     Raises:
         ValueError: No pair is comparable.
     """
     time, seen = times_and_events(targets)
-    events, start, pairs, right = np.flatnonzero(seen), starts(targets), 0, 0.0
+    weights = np.ones(len(time)) if weights is None else weights
+    events, start, pairs, right = np.flatnonzero(seen), starts(targets), 0.0, 0.0
     for some in np.array_split(events, 1 + len(events) * len(time) // PAIRS_AT_ONCE):
         at, own = time[some, None], risk[some, None]
         later = (time > at) | ((time == at) & ~seen)  # [events, samples]
         if start is not None:
             later &= start < at
-        pairs += int(later.sum())
-        right += float((later & (own > risk)).sum()) + 0.5 * float((later & (own == risk)).sum())
+        ordered, tied = ((later & found).sum(1) for found in (own > risk, own == risk))
+        pairs += float(weights[some] @ later.sum(1))
+        right += float(weights[some] @ (ordered + 0.5 * tied))
     if not pairs:
         raise ValueError("no two samples are comparable")
     return right / pairs
+
+
+def uno_concordance(risk: Numbers, targets: NDArray[np.floating]) -> float:
+    """Uno's C (Uno et al. 2011): `concordance` as it would be if nobody were censored.
+
+    The pairs of an event count 1 / G², where G is the share that is not censored before it, estimated from these rows.
+
+    Raises:
+        ValueError: No pair is comparable, or rows have starts.
+    """
+    if starts(targets) is not None:
+        raise ValueError("rows that start later have no curve of their censoring")
+    time, seen = times_and_events(targets)
+    return concordance(risk, targets, np.where(seen, uncensored(targets).just_before(time), 1.0) ** -2)
 
 
 class Curve(NamedTuple):
@@ -100,6 +121,20 @@ def kaplan_meier(targets: NDArray[np.floating]) -> KaplanMeier:
     is_inside = (survival > 0) & (survival < 1)
     low, high = (np.where(is_inside, bound, survival) for bound in (low, high))
     return KaplanMeier(Curve(times, survival, 1.0), low, high, at_risk)
+
+
+def uncensored(known: NDArray[np.floating]) -> Curve:
+    """Kaplan and Meier's estimate of not being censored yet; an event precedes what is censored at its time.
+
+    Args:
+        known: Rows [n, 2] from which it is estimated.
+    """
+    time, seen = times_and_events(known)
+    times, censored = np.unique(time[~seen], return_counts=True)
+    ends, events = np.sort(time), np.sort(time[seen])
+    left = len(time) - np.searchsorted(ends, times, side="left")
+    left -= np.searchsorted(events, times, side="right") - np.searchsorted(events, times, side="left")
+    return Curve(times, np.cumprod(1 - censored / left, dtype=np.float64), 1.0)
 
 
 def _steps(targets: NDArray[np.floating]) -> tuple[Numbers, NDArray[np.int64], NDArray[np.int64]]:
@@ -208,12 +243,11 @@ def brier_scores(
         known: Rows [m, 2] from which G is estimated, such as those of training.
     """
     time, seen = times_and_events(targets)
-    flipped = np.stack([np.asarray(known[:, 0]), 1 - np.asarray(known[:, 1])], 1)
-    uncensored = kaplan_meier(flipped).survival
+    uncensored_until = uncensored(known)
     died = seen[:, None] & (time[:, None] <= times)
     lives = time[:, None] > times
-    weight_died = np.maximum(uncensored.just_before(time), LEAST_UNCENSORED)[:, None]
-    weight_lives = np.maximum(uncensored.at(times), LEAST_UNCENSORED)[None]
+    weight_died = np.maximum(uncensored_until.just_before(time), LEAST_UNCENSORED)[:, None]
+    weight_lives = np.maximum(uncensored_until.at(times), LEAST_UNCENSORED)[None]
     errors = died * survival**2 / weight_died + lives * (1 - survival) ** 2 / weight_lives
     return np.asarray(errors.mean(0))
 

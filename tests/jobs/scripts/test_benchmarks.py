@@ -294,10 +294,38 @@ def many_clients(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @smoke
 def pfl_cifar(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CLIENTS", 2)
-    x, _ = module.tensors()
+    monkeypatch.delenv("COPFL_DATA", raising=False)
+    monkeypatch.setattr(module, "MOST", 2)
+    x, y = module.tensors()
+    assert y.shape == (2, module.SIZE)
     assert module.net()(x[0]).shape == (module.SIZE, 10)
     assert sum(p.numel() for p in module.net().parameters()) == 1_626_442
+    assert module.accuracy(module.net()) is None
+    monkeypatch.setattr(module, "images", lambda: {"test": (x[0].numpy(), y[0].numpy())})
+    assert 0 <= module.accuracy(module.net()) <= 1
+
+
+@smoke
+def pfl_research(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn of both; pfl-research's, which is no dependency, has a stand-in."""
+    images = {"train": module.pfl_cifar.random_images(2, module.pfl_cifar.SIZE)}
+    monkeypatch.setattr(module.pfl_cifar, "images", lambda: images)
+    monkeypatch.setattr(module.pfl_cifar, "PARTICIPANTS", 2)
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **options: Any) -> SimpleNamespace:
+        commands.append(command)
+        return SimpleNamespace(
+            returncode=0, stdout='{"cpu": [9, 5, 7], "wall": [9, 8, 8], "accuracy": null}\n'
+        )
+
+    monkeypatch.setattr(module.subprocess, "run", run)
+    words = "--pfl PYTHON --rounds 2 --turns 1 --out found.json"
+    assert main_of(module, monkeypatch, *words.split()) == 0
+    rows = {row["way"]: row for row in json.loads(Path("found.json").read_text())["rows"]}
+    assert [command[2:] for command in commands] == [["pfl_cifar", "2", how, "0"] for how in ("on", "off")]
+    assert rows["pfl-research, mkldnn"]["cpu_seconds"] == 6
+    assert rows["copfl, sequential 1"]["times_copfl"] == 1
 
 
 @smoke

@@ -81,6 +81,7 @@ METRICS = (
     "perplexity",
     "r2",
     "rmse",
+    "uno_c_index",
 )
 USUAL_LOSS = {
     "classification": "cross_entropy",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -370,6 +371,27 @@ def test_rows_that_are_alike_by_chance_are_no_copies() -> None:
     columns = [column.astype(np.uint64) for column in few.T]
     assert (copies(row_hashes(few), columns, site) == np.arange(200)).all()
     assert (copies(row_hashes(few), columns, site, is_text=True) != np.arange(200)).any()
+
+
+@law
+@given(st.integers(0, 10_000))
+def test_rows_that_are_alike_by_chance_are_on_both_sides(seed: int) -> None:
+    """Else the test rows of inputs were of the class of which no such row is left to train on."""
+    rng = np.random.default_rng(seed)
+    few = {name: rng.integers(0, 3, 800) for name in ("age", "dose")} | {
+        "ill": rng.choice(["no", "yes"], 800)
+    }
+    few["site"] = np.repeat(["s0", "s1"], 400)
+
+    def cells(samples: Samples) -> Counter[tuple[float, ...]]:
+        return Counter(map(tuple, np.column_stack([samples.x, samples.y, site_of_each(samples)]).tolist()))
+
+    data = dataset_of(few)
+    train, test = cells(data.train), cells(data.test)
+    assert set(test) <= set(train)
+    assert all(abs(count - (count + train[cell]) / 5) < 9 for cell, count in test.items())
+    shuffled = rng.permutation(800)
+    assert cells(dataset_of({name: column[shuffled] for name, column in few.items()}).test) == test
 
 
 def test_units_and_times_are_stored(tmp_path: Path) -> None:

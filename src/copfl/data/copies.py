@@ -112,6 +112,28 @@ def copies(keys: Hashes, columns: Sequence[Hashes], site: Codes, is_text: bool =
     return original
 
 
+def told_apart(keys: Hashes, site: Codes) -> Hashes:
+    """The keys, of which the second and further equal ones of a site are others.
+
+    Rows that are alike by chance are drawn one by one: drawn together, the rows of a class with the same inputs would
+    all be test, and the rows of another class with these inputs all train. Which of equal rows is the first makes no
+    difference, as nothing tells them apart.
+
+    Args:
+        keys: Equal where rows of a site are.
+        site: Of each row.
+    """
+    order = np.lexsort((keys, site))
+    is_first = np.ones(len(keys), bool)
+    is_first[1:] = (np.diff(keys[order]) != 0) | (np.diff(site[order]) != 0)
+    at = np.arange(len(keys))
+    count = np.empty(len(keys), np.uint64)
+    count[order] = at - np.maximum.accumulate(np.where(is_first, at, 0))
+    with np.errstate(over="ignore"):
+        others = mixed(keys + mixed(count))
+    return np.where(count > 0, others, keys)
+
+
 def pairs_by_chance(columns: Sequence[Hashes], site: Codes, different: Codes) -> float:
     """How many pairs of rows of one site are alike by chance, at most.
 

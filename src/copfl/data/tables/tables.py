@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl.data.arrays import from_splits
-from copfl.data.copies import at_sites, copies, mixed
+from copfl.data.copies import at_sites, copies, mixed, told_apart
 from copfl.data.held_out import Marks, united
 from copfl.data.samples import CLASSIFICATION, KINDS, NEXT_TOKEN, REGRESSION, SURVIVAL, Dataset
 from copfl.data.tables.columns import (
@@ -427,7 +427,9 @@ def _marks(tables: Sequence[DataTable], roles: _Roles) -> list[Marks]:
         )[1:]
         unit = united(first[member])
     if not roles.groups:
-        unit = united(copies(keys, list(cells.values()), site, bool(roles.texts)))
+        first = copies(keys, list(cells.values()), site, bool(roles.texts))
+        unit = united(first)
+        keys = np.where(np.bincount(first)[first] > 1, keys, told_apart(keys, site))
     time = times_of(roles.times[0], columns[roles.times[0]]) if roles.times else None
     marks, begins = Marks(keys, unit, time), np.cumsum([0, *map(len, tables)]).tolist()
     return [marks.take(slice(*ends)) for ends in itertools.pairwise(begins)]

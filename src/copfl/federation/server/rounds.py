@@ -356,7 +356,7 @@ class TrainingServer:
 
         Of a model that begins at zero each entry may change by 1 at first.
         """
-        after, _ = self._stepped(total)
+        after, _ = self._stepped(self.state, total)
         with torch.no_grad():
             clients = torch.tensor(0)
             before, later = (_model_of(received(self.algorithm, s, clients)) for s in (self.state, after))

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from copfl import wire
+from copfl.algorithms.fedavg import FedAvg
 from copfl.core import tree
 from copfl.core.halves import DIFFERENCE, HALF
 from copfl.engine.halves import ClientHalves
@@ -37,7 +38,7 @@ from copfl.federation.protocol.messages import TRAIN, Field
 from copfl.federation.protocol.settings import TrainingSettings, settings_of
 from copfl.federation.server.exchange import ServerRound
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.rounds import _record, new_server
+from copfl.federation.server.rounds import TrainingServer, _record, new_server
 from copfl.stats import Numbers
 from copfl.wire import Head, Packet
 from tests.federation.network import CONFIG, DirectTransport, Played, digits, kept, node_of, play, write_nodes
@@ -357,6 +358,35 @@ def test_a_half_that_does_not_fit_into_a_message_is_not_compared(tmp_path: Path)
     server._compare_halves(now, server.state, tree.each(lambda t: 2 * torch.ones_like(t), total))
     assert "halves are not compared: 0.w has 1e+09, which does not fit into fp16" in log[-1]
     assert HALF not in now.per_client
+
+
+@pytest.mark.parametrize("attack", ["unsolvable", "not finite"])
+def test_a_half_that_gives_no_model_is_not_compared(
+    attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers of a member may have no solution in its half alone: that ended the server, in each round again."""
+    honest, compare = FedAvg.server_update, TrainingServer._compare_halves
+
+    def step(self: Any, task: Any, server: Any, total: Any) -> Any:
+        if attack == "unsolvable":
+            torch.linalg.cholesky(torch.full((2, 2), -1.0))
+        after, metrics = honest(self, task, server, total)
+        return after._replace(w=after.w * torch.inf), metrics
+
+    def compared(self: Any, now: ServerRound, before: Any, whole: Any) -> None:
+        with monkeypatch.context() as patched:
+            if now.number == 0:
+                patched.setattr(FedAvg, "server_update", step)
+            compare(self, now, before, whole)
+
+    monkeypatch.setattr(TrainingServer, "_compare_halves", compared)
+    nodes = write_nodes(digits(CLIENTS), tmp_path / "nodes")
+    played = play(HALVES | {"run.rounds": 2}, nodes, tmp_path / "runs")
+    first, second = played.records
+    assert first["clients"] == second["clients"] == list(range(CLIENTS))
+    assert HALF not in first["per_client"]
+    assert HALF in second["per_client"]
+    assert any("halves are not compared: " in line for line in played.log)
 
 
 @pytest.mark.parametrize("losses", [[0.1], [0.1, "0.2"], [0.1, 1e300], [0.1, True], None])

@@ -104,7 +104,7 @@ class TrainingServer:
             if now.total is not None:
                 total = tree.narrow(now.total, now.dtypes)
                 try:
-                    self.state, metrics = self._stepped(total)
+                    self.state, metrics = self._stepped(before, total)
                 except WireError as error:  # numbers of one member may give no model, one by one unremarkable
                     self._leave_without_result(now, str(error))
                 else:
@@ -136,13 +136,18 @@ class TrainingServer:
             yield record
         self._evaluate_the_others()
 
-    def _stepped(self, total: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-        """The server's record after its step by a total, and metrics; WireError if the total gives no model."""
+    def _stepped(self, before: Any, total: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+        """The server's record after its step by a total, and metrics; WireError if the total gives no model.
+
+        Args:
+            before: Its record.
+            total: Of the uploads.
+        """
         none = (
             "the numbers that were added up give no model ({}); a member may have sent others than its update"
         )
         with torch.no_grad(), raised_as(WireError, none, *UNSOLVABLE):
-            after, metrics = self.algorithm.server_update(self.task, self.state, total)
+            after, metrics = self.algorithm.server_update(self.task, before, total)
         if not all(bool(torch.isfinite(t).all()) for t in tree.leaves(after) if t.is_floating_point()):
             raise WireError("the model would not be finite after this sum")
         return after, metrics
@@ -218,12 +223,11 @@ class TrainingServer:
         smaller = min(len(half - left_out) for half in (first, now.reports.keys() - first))
         if smaller < SMALLEST_COHORT:  # too few uploads of a half counted
             return
-        with torch.no_grad():
-            half = tree.narrow(now.half, now.dtypes)
-            totals = half, tree.each(torch.sub, whole, half)
-            after = [self.algorithm.server_update(self.task, before, total)[0] for total in totals]
+        half = tree.narrow(now.half, now.dtypes)
+        totals = half, tree.each(torch.sub, whole, half)
         packets = {}
         try:
+            after = [self._stepped(before, total)[0] for total in totals]  # of a half there may be no model
             for client in now.reports:
                 models = tuple(received(self.algorithm, server, torch.tensor(client)) for server in after)
                 head = self.exchange.head(HALVES, now.number, client)
@@ -352,7 +356,7 @@ class TrainingServer:
 
         Of a model that begins at zero each entry may change by 1 at first.
         """
-        after, _ = self._stepped(total)
+        after, _ = self._stepped(self.state, total)
         with torch.no_grad():
             clients = torch.tensor(0)
             before, later = (_model_of(received(self.algorithm, s, clients)) for s in (self.state, after))

@@ -1,0 +1,44 @@
+"""Lists in documents that a change of the code may forget: metrics, and sections of the coordinator's page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from copfl.core.metrics import METRICS, USUAL
+from copfl.federation.operations.sections import sections
+from copfl.federation.operations.watched import read
+from tests.federation.folders import ServerState
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+@pytest.mark.parametrize(
+    ("targets", "kind"),
+    [
+        ("classes", "classification"),
+        ("labels, several per sample", "multilabel"),
+        ("numbers", "regression"),
+        ("next token", "next_token"),
+        ("time until an event", "survival"),
+    ],
+)
+def test_the_table_of_tasks_has_every_metric(targets: str, kind: str) -> None:
+    (row,) = re.findall(rf"^\| {targets} \|.*", (DOCS / "tasks.md").read_text("utf-8"), re.MULTILINE)
+    default, others = (re.findall(r"`(\w+)`", cell) for cell in row.split("|")[3:5])
+    assert default == [USUAL[kind]]
+    assert {*default, *others} == {metric.name for metric in METRICS.values() if kind in metric.kinds}
+
+
+def test_the_table_of_the_coordinators_page_has_every_section(tmp_path: Path) -> None:
+    state = ServerState(tmp_path / "clinic", rounds=1, benefit=True)
+    state.start()
+    state.begin_round(1)
+    state.end_round(1)
+    text = (DOCS / "operations.md").read_text("utf-8").partition("## The coordinator's page")[2]
+    rows = re.findall(r"^\| ([^|]+) \|", text.partition("\n## ")[0], re.MULTILINE)
+    named = {name for row in rows for name in row.split(", ")}
+    # The first is called as its metric.
+    assert {"Metric", *(section.short for section in [*sections(read(state.app))][1:])} <= named

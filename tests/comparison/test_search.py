@@ -7,19 +7,19 @@ import math
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from copfl.comparison import search
 from copfl.comparison.compare import compare, sweep
 from copfl.comparison.halving import SEARCH, halving
 from copfl.comparison.results.results import Tuned
 from copfl.comparison.rows.spaces import Range, cells, space_of, tried_values
-from copfl.comparison.search import Attempt, SharedSearch, drawn, tried
-from copfl.core.metrics import ACCURACY, METRICS
+from copfl.comparison.search import Attempt, Measure, SharedSearch, drawn
+from copfl.comparison.tuning import tried
+from copfl.core.metrics import ACCURACY, METRICS, MetricInfo
 from copfl.errors import UsageError
 from tests.commands import called
 from tests.comparison.small import base, clouds, line
@@ -96,37 +96,40 @@ def test_where_less_is_better_the_lowest_is_promoted_and_what_is_not_defined_is_
 Log = list[tuple[Attempt, float]]
 
 
-def parabola(log: Log, stop_after: float = math.inf) -> Callable[..., list[float]]:
+def parabola(log: Log, metric: MetricInfo, stop_after: float) -> Measure:
     """The best learning rate is 0.01."""
 
-    def measured(given: SharedSearch, candidates: Sequence[Attempt], fraction: float) -> list[float]:
+    def measure(attempts: Sequence[Attempt], fraction: float) -> list[float]:
         if len(log) >= stop_after:
             raise KeyboardInterrupt
-        log.extend((candidate, fraction) for candidate in candidates)
-        errors = [(math.log10(c.settings["optimizer"]["lr"]) + 2) ** 2 for c in candidates]
-        return [given.metric.score(1.0) - given.metric.score(error) for error in errors]
+        log.extend((attempt, fraction) for attempt in attempts)
+        errors = [(math.log10(a.settings["optimizer"]["lr"]) + 2) ** 2 for a in attempts]
+        return [metric.score(1.0) - metric.score(error) for error in errors]
 
-    return measured
+    return measure
 
 
 def found_in(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, log: Log, *, trials: int = 20, rows: int = 1, **given: Any
+    folder: Path,
+    log: Log,
+    *,
+    trials: int = 20,
+    rows: int = 1,
+    metric: MetricInfo = ACCURACY,
+    stop_after: float = math.inf,
 ) -> list[Tuned]:
-    pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'copfl[search]'")
-    monkeypatch.setattr(search, "measured", parabola(log, given.pop("stop_after", math.inf)))
-    one = SharedSearch(trials, folder, 0, ACCURACY, lambda candidate, fraction: [], lambda jobs: None)
-    return searched(one._replace(**given), rows)
+    return searched(SharedSearch(trials, folder, 0, metric, parabola(log, metric, stop_after)), rows)
 
 
 def searched(one: SharedSearch, rows: int = 1) -> list[Tuned]:
-    return tried(one, drawn(one, [LR] * rows, [f"row {n}" for n in range(rows)]), [LR] * rows)
+    pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'copfl[search]'")
+    attempts = drawn(one, [LR] * rows, [f"row {n}" for n in range(rows)])
+    return tried(attempts, [LR] * rows, one.measure, one.metric, is_search=True)
 
 
-def test_a_search_finds_the_best_rate_with_the_same_budget_for_every_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_finds_the_best_rate_with_the_same_budget_for_every_row(tmp_path: Path) -> None:
     log: Log = []
-    found = found_in(tmp_path, monkeypatch, log, rows=2)
+    found = found_in(tmp_path, log, rows=2)
     for tuned in found:
         assert len(tuned.trials) == 20
         assert 0.005 < tuned.chosen["optimizer"]["lr"] < 0.02
@@ -135,39 +138,36 @@ def test_a_search_finds_the_best_rate_with_the_same_budget_for_every_row(
     distinct = Counter((c.row, fraction) for c, fraction in {(repr(c), f): (c, f) for c, f in log}.values())
     assert distinct == {(row, f): n for row in (0, 1) for f, n in zip(SEARCH, (20, 7, 3), strict=True)}
     again: Log = []
-    assert found_in(tmp_path / "again", monkeypatch, again, rows=2) == found
+    assert found_in(tmp_path / "again", again, rows=2) == found
     assert again == log
 
 
 @pytest.mark.parametrize("stop_after", [0, 10, 40])
-def test_an_interrupted_search_goes_on_to_the_same_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_after: int
-) -> None:
+def test_an_interrupted_search_goes_on_to_the_same_result(tmp_path: Path, stop_after: int) -> None:
     whole, part, rest = list[tuple[Attempt, float]](), Log(), Log()
-    expected = found_in(tmp_path / "whole", monkeypatch, whole)
+    expected = found_in(tmp_path / "whole", whole)
     with pytest.raises(KeyboardInterrupt):
-        found_in(tmp_path / "part", monkeypatch, part, stop_after=stop_after)
-    assert found_in(tmp_path / "part", monkeypatch, rest) == expected
+        found_in(tmp_path / "part", part, stop_after=stop_after)
+    assert found_in(tmp_path / "part", rest) == expected
     first = [candidate for candidate, fraction in rest if fraction == SEARCH[0]]
     assert len(first) == 20 + max(
         0, 20 - stop_after
     )  # those with a value are read, once, and not drawn again
 
 
-def test_more_trials_go_on_from_those_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = found_in(tmp_path, monkeypatch, [], trials=10)[0]
-    more = found_in(tmp_path, monkeypatch, [], trials=15)[0]
+def test_more_trials_go_on_from_those_that_are_there(tmp_path: Path) -> None:
+    first = found_in(tmp_path, [], trials=10)[0]
+    more = found_in(tmp_path, [], trials=15)[0]
     assert [t.settings for t in more.trials[:10]] == [t.settings for t in first.trials]
-    assert more == found_in(tmp_path / "at-once", monkeypatch, [], trials=15)[0]
-    fewer = found_in(tmp_path, monkeypatch, [], trials=10)[0]
+    assert more == found_in(tmp_path / "at-once", [], trials=15)[0]
+    fewer = found_in(tmp_path, [], trials=10)[0]
     assert fewer == first
 
 
-def test_several_processes_search_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, found = found_in(tmp_path / "alone", monkeypatch, []), list[list[Tuned]]()
+def test_several_processes_search_together(tmp_path: Path) -> None:
+    expected, found = found_in(tmp_path / "alone", []), list[list[Tuned]]()
     threads = [
-        threading.Thread(target=lambda: found.append(found_in(tmp_path / "shared", monkeypatch, [])))
-        for _ in range(2)
+        threading.Thread(target=lambda: found.append(found_in(tmp_path / "shared", []))) for _ in range(2)
     ]
     for thread in threads:
         thread.start()
@@ -176,14 +176,13 @@ def test_several_processes_search_together(tmp_path: Path, monkeypatch: pytest.M
     assert found == [expected, expected]
 
 
-def test_a_metric_that_is_better_when_low_and_trials_without_a_value(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (found,) = found_in(tmp_path, monkeypatch, [], metric=RMSE)
+def test_a_metric_that_is_better_when_low_and_trials_without_a_value(tmp_path: Path) -> None:
+    (found,) = found_in(tmp_path, [], metric=RMSE)
     assert 0.005 < found.chosen["optimizer"]["lr"] < 0.02
-    monkeypatch.setattr(search, "measured", lambda given, some, fraction: [math.nan for _ in some])
-    one = SharedSearch(6, tmp_path / "nan", 0, ACCURACY, lambda candidate, fraction: [], lambda jobs: None)
-    (undefined,) = searched(one)
+    nothing_defined = SharedSearch(
+        6, tmp_path / "nan", 0, ACCURACY, lambda some, fraction: [math.nan] * len(some)
+    )
+    (undefined,) = searched(nothing_defined)
     assert undefined.chosen == undefined.trials[0].settings
 
 

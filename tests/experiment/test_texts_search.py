@@ -11,8 +11,9 @@ import pytest
 import copfl
 from copfl.data.samples import Dataset, Samples
 from copfl.experiment import rounds_search, texts_search
+from copfl.experiment.first_run.first_run import is_open
 from copfl.experiment.rounds_search import Lowest
-from copfl.experiment.texts_search import EMBEDDING, WORDS, WORDS_ALONE, best_of, chosen_for_texts, is_open
+from copfl.experiment.texts_search import EMBEDDING, WORDS, WORDS_ALONE, best_of, chosen_for_texts
 from copfl.settings.complete import complete
 from copfl.settings.schema import Run
 
@@ -42,10 +43,9 @@ def test_words_win_unless_another_is_lower_by_more_than_the_margin() -> None:
 
 def test_it_is_open_only_where_nobody_chose() -> None:
     run = complete({}, values={"data": texts()})
-    assert is_open(run, [{}], ("data",))
-    assert not is_open(run, [{"algorithm": {"name": "fedavg"}}], ())
-    assert not is_open(run, [{}], ("model",))
-    assert not is_open(complete({"data": {"name": "wine"}}), [{}], ())
+    assert is_open(run, [{"data": {"value": texts()}}])
+    assert not is_open(run, [{"algorithm": {"name": "fedavg"}}])
+    assert not is_open(run, [{"model": {"value": object()}}])
 
 
 @pytest.mark.parametrize(

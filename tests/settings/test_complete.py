@@ -277,7 +277,7 @@ def test_which_learning_rate_counts(
     counts: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("copfl.settings.validation.usual_optimizer", lambda *_: optimizer)
+    monkeypatch.setattr("copfl.settings.validation.usual_optimizer", lambda *_, **__: optimizer)
     table = {"name": "sgd"} if set_to is None else {"name": "sgd", "lr": set_to}
     rates = {} if of_data is None else {"sgd": of_data}
     usual = usual_options(component("algorithm", {"name": "fedavg"}), table, rates)

@@ -26,7 +26,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return data_of(record, keep)
 
     monkeypatch.setattr(facts, "data_of", counted)
-    facts._read_once.cache_clear()
+    facts._known.clear()
     return names
 
 

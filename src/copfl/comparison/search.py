@@ -1,4 +1,4 @@
-"""A search for settings: Optuna draws them, and successive halving trains the better ones for longer.
+"""A search for settings: Optuna draws them, and `tuning` trains the better ones for longer, by successive halving.
 
 All settings of a row train for a ninth of the rounds, the best third of them for a third, and the best third
 of those for all rounds. So every row has the same budget. A setting that is promoted begins again, in a
@@ -10,16 +10,11 @@ may search in one folder: OUT/tuning/search.journal has the trials, and the run 
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from copfl.comparison.halving import GRID, SEARCH, halving
-from copfl.comparison.jobs.job import Job
-from copfl.comparison.results.results import Tuned, TuningTrial, read_record
-from copfl.comparison.rows.spaces import Range, Space, space_text
+from copfl.comparison.halving import SEARCH
+from copfl.comparison.rows.spaces import Range, Space
 from copfl.core.metrics import MetricInfo
 from copfl.errors import library
 from copfl.files import locked
@@ -38,16 +33,18 @@ class Attempt(NamedTuple):
     settings: Tables
 
 
-class SharedSearch(NamedTuple):
-    """What the grids or searches of all rows share."""
+# The values of attempts after a fraction of the rounds.
+Measure = Callable[[Sequence[Attempt], float], list[float]]
 
-    trials: int  # of each row; 0: a grid, of which every cell is tried
+
+class SharedSearch(NamedTuple):
+    """What the searches of all rows share."""
+
+    trials: int  # of each row
     folder: Path  # of the journal
     seed: int
     metric: MetricInfo
-    # The runs of an attempt with this fraction of the rounds, one per seed.
-    jobs_of: Callable[[Attempt, float], list[Job]]
-    run: Callable[[list[Job]], None]
+    measure: Measure
 
 
 def drawn(search: SharedSearch, spaces: Sequence[Space], names: Sequence[str]) -> list[list[Attempt]]:
@@ -66,7 +63,7 @@ def drawn(search: SharedSearch, spaces: Sequence[Space], names: Sequence[str]) -
         for row, study in studies.items()
         for number, settings in _drawn(search, study, spaces[row]).items()
     ]:
-        values = measured(search, [attempt for *_, attempt in generation], SEARCH[0])
+        values = search.measure([attempt for *_, attempt in generation], SEARCH[0])
         with locked(search.folder / ".search.lock", wait=WAIT):  # Optuna refuses a value that comes twice
             for (row, number, _), value in zip(generation, values, strict=True):
                 _tell(studies[row], number, value)
@@ -75,41 +72,6 @@ def drawn(search: SharedSearch, spaces: Sequence[Space], names: Sequence[str]) -
         [Attempt(row, _settings(trial.params, space)) for trial in trials.get(row, [])]
         for row, space in enumerate(spaces)
     ]
-
-
-def tried(
-    search: SharedSearch, attempts: Sequence[Sequence[Attempt]], spaces: Sequence[Space]
-) -> list[Tuned]:
-    """The values of what each row tries, by halving: of a search on three rungs, of a grid on one.
-
-    Args:
-        search: What all rows share.
-        attempts: What each row tries.
-        spaces: What that was drawn from.
-    """
-    rungs = SEARCH if search.trials else GRID
-    values = halving(attempts, partial(measured, search), search.metric, rungs)
-    return [
-        Tuned(
-            [TuningTrial(attempt.settings, *value) for attempt, *value in of_row],
-            search.metric,
-            space_text(space) if search.trials else "",
-        )
-        for of_row, space in zip(values, spaces, strict=True)
-    ]
-
-
-def measured(search: SharedSearch, attempts: Sequence[Attempt], fraction: float) -> list[float]:
-    """The primary metric of each on its validation samples, the mean over clients and seeds.
-
-    Args:
-        search: What all rows share.
-        attempts: What is tried.
-        fraction: Of the rounds, that they train for.
-    """
-    plans = [search.jobs_of(attempt, fraction) for attempt in attempts]
-    search.run([job for plan in plans for job in plan])
-    return [float(np.mean([read_record(job).mean() for job in plan])) for plan in plans]
 
 
 # Optuna

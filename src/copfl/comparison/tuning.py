@@ -9,14 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from copfl.comparison import search
-from copfl.comparison.halving import whole_runs
+from copfl.comparison.halving import GRID, SEARCH, halving, whole_runs
 from copfl.comparison.jobs.job import Job
-from copfl.comparison.results.results import Tuned
+from copfl.comparison.results.results import Tuned, TuningTrial, read_record
 from copfl.comparison.rows.entries import Base, described
 from copfl.comparison.rows.entry_settings import RowSettings, job_of
-from copfl.comparison.rows.spaces import Range, Space, cells
-from copfl.comparison.search import Attempt, SharedSearch
+from copfl.comparison.rows.spaces import Range, Space, cells, space_text
+from copfl.comparison.search import Attempt, Measure, SharedSearch
 from copfl.core.metrics import MetricInfo
 from copfl.errors import UsageError, at_least
 from copfl.settings.complete import complete
@@ -150,18 +152,49 @@ def tuned(
         run: Trains jobs that are not finished.
     """
 
-    def jobs_of(attempt: Attempt, fraction: float) -> list[Job]:
-        return plan.tuning_runs(rows[attempt.row], attempt.settings, fraction)
+    def measure(attempts: Sequence[Attempt], fraction: float) -> list[float]:
+        """The primary metric of each on its validation samples, the mean over clients and seeds."""
+        runs = [plan.tuning_runs(rows[attempt.row], attempt.settings, fraction) for attempt in attempts]
+        run([job for of_attempt in runs for job in of_attempt])
+        return [float(np.mean([read_record(job).mean() for job in of_attempt])) for of_attempt in runs]
 
-    shared = SharedSearch(trials, plan.out / "tuning", plan.tune_seeds[0], metric, jobs_of, run)
     if trials:
         names = [_study_name(plan, *row) for row in zip(rows, spaces, strict=True)]
+        shared = SharedSearch(trials, plan.out / "tuning", plan.tune_seeds[0], metric, measure)
         attempts = search.drawn(shared, spaces, names)
     else:
         attempts = [
             [Attempt(row, cell) for cell in cells(space)] if space else [] for row, space in enumerate(spaces)
         ]
-    return search.tried(shared, attempts, spaces)
+    return tried(attempts, spaces, measure, metric, is_search=bool(trials))
+
+
+def tried(
+    attempts: Sequence[Sequence[Attempt]],
+    spaces: Sequence[Space],
+    measure: Measure,
+    metric: MetricInfo,
+    *,
+    is_search: bool,
+) -> list[Tuned]:
+    """The values of what each row tries, by halving: of a search on three rungs, of a grid on one.
+
+    Args:
+        attempts: What each row tries.
+        spaces: What that was drawn from.
+        measure: The values of attempts after a fraction of the rounds.
+        metric: Which value is better.
+        is_search: Whether Optuna drew the attempts.
+    """
+    values = halving(attempts, measure, metric, SEARCH if is_search else GRID)
+    return [
+        Tuned(
+            [TuningTrial(attempt.settings, *value) for attempt, *value in of_row],
+            metric,
+            space_text(space) if is_search else "",
+        )
+        for of_row, space in zip(values, spaces, strict=True)
+    ]
 
 
 def _study_name(plan: ComparisonPlan, row: RowSettings, space: Space) -> str:

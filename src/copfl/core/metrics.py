@@ -36,7 +36,9 @@ class MetricInfo:
 
     name: str = "accuracy"
     higher_is_better: bool = True
-    fraction: bool = True  # from 0 to 1, and shown in %
+    fraction: bool = (
+        True  # from 0 to 1, and shown in %; a metric that is none has no worst value but infinity
+    )
 
     @property
     def title(self) -> str:
@@ -294,6 +296,7 @@ R2 = partial(_of_values, "r2_score", force_finite=False)
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
+        # The name, whether higher is better, whether it is a fraction, the kinds of tasks, the function, the title.
         Metric("accuracy", True, True, (*CLASSES, "next_token"), _accuracy, of_rows=_right),
         Metric("balanced_accuracy", True, True, ("classification",), _balanced_accuracy),
         Metric("macro_f1", True, True, CLASSES, _macro_f1, "macro F1"),

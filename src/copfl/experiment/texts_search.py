@@ -6,11 +6,11 @@ had it. No test sample decides anything.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 
 from copfl.errors import UsageError
 from copfl.experiment.preparation import Tell
-from copfl.experiment.rounds_search import CHOSEN, MARGIN, Lowest, held_out, searched
+from copfl.experiment.rounds_search import MARGIN, Lowest, held_out, searched
 from copfl.settings.merging import Layer
 from copfl.settings.schema import Run
 
@@ -25,19 +25,7 @@ WORDS, WORDS_ALONE, EMBEDDING = (
 )
 
 
-def is_open(run: Run, layers: Sequence[Layer], values: Collection[str]) -> bool:
-    """Whether the run is on texts from scratch, and nobody chose how to train.
-
-    Args:
-        run: The settings, with what suits the data.
-        layers: What a person or a program set.
-        values: The kinds whose value a program passed.
-    """
-    is_chosen = any(layer.get(kind) or kind in values for layer in layers for kind in CHOSEN)
-    return not is_chosen and run.model.name == NETWORK and run.run.participation == 1
-
-
-def chosen_for_texts(run: Run, completed: Callable[[Layer], Run], tell: Tell | None = None) -> Run:
+def chosen_for_texts(run: Run, completed: Callable[[Layer], Run], tell: Tell) -> Run:
     """The settings that train, with their rounds.
 
     Args:
@@ -45,7 +33,6 @@ def chosen_for_texts(run: Run, completed: Callable[[Layer], Run], tell: Tell | N
         completed: Completes the settings with one more layer.
         tell: Gets a line about each step.
     """
-    tell = tell or (lambda line: None)
     tell(
         f"choosing among {WORDS}, {WORDS_ALONE} and {EMBEDDING}, on held-out training samples; "
         "--algorithm names a method"

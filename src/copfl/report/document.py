@@ -33,7 +33,7 @@ class Section(NamedTuple):
     """Charts and tables that answer one question."""
 
     name: str  # the anchor
-    short: str
+    short: str  # in the list of sections
     title: str
     charts: Sequence[Chart]
     tables: Sequence[Table] = ()

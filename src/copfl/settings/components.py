@@ -12,8 +12,8 @@ from contextlib import nullcontext
 from typing import Any
 
 from copfl.algorithms import ALGORITHMS
-from copfl.core.algorithm import AnyAlgorithm
-from copfl.core.optim import Adam, DefaultNumber, Optimizer, Sgd, plain_sgd
+from copfl.core.algorithm import AnyAlgorithm, traits
+from copfl.core.optim import Adam, DefaultNumber, Optimizer, Sgd, is_chosen, plain_sgd
 from copfl.data.clients.schemes import SCHEMES
 from copfl.errors import UsageError
 from copfl.models import MODELS, SOURCES
@@ -226,17 +226,22 @@ def _located(title: str, arguments: Mapping[str, Any], error: UsageError) -> Usa
     return SettingError(f"{title}.{match[1]}", arguments[match[1]], match[2])
 
 
-def usual_optimizer(algorithm: str, code: str | None = None) -> Any:
+def usual_optimizer(algorithm: str | AnyAlgorithm, code: str | None = None, *, by_rule: bool = False) -> Any:
     """The optimizer of an algorithm where none is given; None if it has none.
 
     Args:
-        algorithm: Its name.
+        algorithm: Its name, or one of a program.
         code: The hash of its module in training, see `named_code.digests`.
+        by_rule: Whether it is Adam where the algorithm's authors chose none, see `Facts.follows_rule`.
     """
-    parameter = parameters_of(factory_of("algorithm", algorithm, code)).get("optimizer")
-    if parameter is None:
-        return None
-    return plain_sgd() if parameter.default is inspect.Parameter.empty else parameter.default
+    if isinstance(algorithm, str):
+        parameter = parameters_of(factory_of("algorithm", algorithm, code)).get("optimizer")
+        if parameter is None:
+            return None
+        usual = plain_sgd() if parameter.default is inspect.Parameter.empty else parameter.default
+    else:
+        usual = traits(algorithm).optimizer
+    return Adam() if by_rule and usual is not None and not is_chosen(usual) else usual
 
 
 def name_of(title: str, value: Any) -> str:

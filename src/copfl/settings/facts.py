@@ -7,18 +7,15 @@ copfl knows by name, without a look at them.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl.core.algorithm import traits
-from copfl.core.optim import is_chosen
 from copfl.data.arrays import npz_file
 from copfl.data.clients.groups import number_of_groups
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, SURVIVAL, Dataset
@@ -35,7 +32,7 @@ from copfl.settings.checking import SettingError
 from copfl.settings.components import component, name_of, usual_optimizer
 from copfl.settings.data import data_of, data_record, state_of
 from copfl.settings.first_choice import Known
-from copfl.settings.schema import Run, RunSettings, record_of
+from copfl.settings.schema import Run, RunSettings
 from copfl.settings.toml import Tables
 
 SMALL_TABLE: Tables = {
@@ -78,6 +75,7 @@ DATA_SET_DEFAULTS: dict[str, Tables] = {
 SMALL_SETS = ("digits", "breast_cancer", "wine", "diabetes", "heart")
 LINEAR, WORDS = "linear", "words"  # the models that are a head alone, of numbers and of texts
 TREES = "trees"  # the model that has no gradient, and the algorithm that grows it
+MOST_KNOWN = 8  # data sets whose facts are kept
 SMALL_IMAGE = 64  # pixels a side; cnn up to here, ResNet-18 for larger images
 
 
@@ -134,14 +132,11 @@ class Facts:
             case "model":
                 return usual_model(self.tables["data"], self.passed.get("data"))
             case "optimizer":
-                table, usual = self.tables["algorithm"], None
-                if "algorithm" in self.passed:
-                    usual = traits(self.passed["algorithm"]).optimizer
-                elif "name" in table:
-                    usual = usual_optimizer(str(table["name"]), table.get("code"))
-                if usual is not None:
-                    by_rule = not is_chosen(usual) and self.follows_rule
-                    return "adam" if by_rule else name_of("optimizer", usual)
+                table = self.tables["algorithm"]
+                algorithm = self.passed.get("algorithm", table.get("name"))
+                if algorithm is not None:
+                    usual = usual_optimizer(algorithm, table.get("code"), by_rule=self.follows_rule)
+                    return "" if usual is None else name_of("optimizer", usual)
         return ""
 
     @cached_property
@@ -231,12 +226,16 @@ def facts_of(dataset: Dataset) -> DataFacts:
 
 def facts_of_table(table: Mapping[str, Any]) -> DataFacts:
     """`facts_of` the data set that a table [data] describes; it is read again only after its file changed."""
-    return _read_once(*state_of(data_record({"name": "digits", **table})))
+    record = data_record({"name": "digits", **table})
+    if (state := state_of(record)) not in _known:
+        if len(_known) == MOST_KNOWN:
+            _known.clear()
+        _known[state] = facts_of(data_of(record, keep=True))
+    return _known[state]
 
 
-@lru_cache(maxsize=8)  # a comparison completes many runs on the same data
-def _read_once(table: str, written: int) -> DataFacts:
-    return facts_of(data_of(record_of("data", json.loads(table)), keep=True))
+# Of the last data sets, by their `state_of`: a comparison completes many runs on the same one.
+_known: dict[tuple[str, int], DataFacts] = {}
 
 
 def usual_partition(table: Mapping[str, Any], dataset: object = None) -> str:

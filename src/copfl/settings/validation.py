@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from copfl.core.algorithm import rate_of, traits, with_optimizer, with_rate
-from copfl.core.optim import Adam, DefaultNumber, is_chosen
+from copfl.core.optim import DefaultNumber
 from copfl.data.clients.partition import Partition
 from copfl.data.clients.schemes import SCHEMES
 from copfl.settings import schema
@@ -88,9 +88,9 @@ def _algorithm_of_value(
 ) -> schema.Algorithm:
     """An algorithm that a program passed, with the data set's optimizer and rate where it chooses none."""
     options = {**tables["algorithm"], **tables["optimizer"]}
-    used = traits(algorithm).optimizer
-    if used is not None and by_rule and not is_chosen(used):
-        algorithm = with_optimizer(algorithm, used := Adam())
+    used = usual_optimizer(algorithm, by_rule=by_rule)
+    if used is not traits(algorithm).optimizer:
+        algorithm = with_optimizer(algorithm, used)
     rate = rates.get("" if used is None else name_of("optimizer", used))
     if rate is not None and isinstance(rate_of(algorithm), DefaultNumber):
         algorithm = with_rate(algorithm, rate)
@@ -117,9 +117,7 @@ def usual_options(
         value: An optimizer that a program passed.
         by_rule: Whether Adam is the default of an algorithm whose author chose none.
     """
-    usual = usual_optimizer(algorithm.name, algorithm.code)
-    if usual is not None and by_rule and not is_chosen(usual):
-        usual = Adam()
+    usual = usual_optimizer(algorithm.name, algorithm.code, by_rule=by_rule)
     if usual is None and (table or value is not None):
         path, set_to = (
             ("optimizer", value)

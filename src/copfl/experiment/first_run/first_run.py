@@ -48,16 +48,18 @@ Completed = Callable[[Layer], Run]  # the settings with one more layer
 
 
 def is_open(run: Run, layers: Sequence[Layer]) -> bool:
-    """Whether nobody chose how to train on a table.
+    """Whether nobody chose how to train on texts or on a table.
 
     Args:
         run: The settings, with what suits the data.
         layers: What a person or a program set.
     """
     is_chosen = any(layer.get(kind) for layer in layers for kind in CHOSEN)
+    if is_chosen or run.run.participation != 1:
+        return False
     has_own_models = any("own_models" in layer.get("run", {}) for layer in layers)
-    is_usual = run.model.name == MODEL and run.run.participation == 1 and not run.run.steps
-    return is_usual and not is_chosen and not has_own_models
+    is_usual_table = run.model.name == MODEL and not run.run.steps and not has_own_models
+    return is_usual_table or run.model.name == texts_search.NETWORK
 
 
 def completed_run(
@@ -75,38 +77,32 @@ def completed_run(
     run = complete(*layers, preset=preset)
     if run.run.find_rounds != "first":
         return run, None
-    plain = [layer for layer in layers if not isinstance(layer, Run)]
-    is_chosen = bool(preset) or len(plain) < len(layers)  # a preset and a record say how to train
-    return first_run(
-        run, lambda layer: complete(*layers, layer, preset=preset), None if is_chosen else plain, tell
-    )
-
-
-def first_run(
-    run: Run, completed: Completed, layers: Sequence[Layer] | None, tell: Tell | None = None
-) -> tuple[Run, FirstRunChoice | None]:
-    """The settings that train, and what was chosen on a table where nobody chose how to train.
-
-    Args:
-        run: The settings; their `run.find_rounds` is "first".
-        completed: Completes the settings with one more layer.
-        layers: What a person or a program set; None: how to train, by a preset or a record.
-        tell: Gets a line about each step.
-    """
     tell = tell or (lambda line: None)
-    if layers is not None and texts_search.is_open(run, layers, ()):
-        return texts_search.chosen_for_texts(run, completed, tell), None
-    if layers is None or not is_open(run, layers):
+    plain = [layer for layer in layers if not isinstance(layer, Run)]
+    says_how = bool(preset) or len(plain) < len(layers)  # a preset and a record say how to train
+    if says_how or not is_open(run, plain):
         return with_found_rounds(run, tell), None
+
+    def completed(layer: Layer) -> Run:
+        return complete(*plain, layer)
+
+    if run.model.name == texts_search.NETWORK:
+        return texts_search.chosen_for_texts(run, completed, tell), None
+    choice = _chosen_for_table(run, completed, tell)
+    return (with_found_rounds(run, tell), None) if choice is None else choice
+
+
+def _chosen_for_table(run: Run, completed: Completed, tell: Tell) -> tuple[Run, FirstRunChoice] | None:
+    """The settings that train on a table, and why; None where folds cannot divide its rows."""
     samples = preparation.dataset(run, lambda line: None)
     whole = preparation.partition(run, samples)
     if not _can_choose(samples, whole):
-        return with_found_rounds(run, tell), None
+        return None
     off = {"run": {"find_rounds": "off"}}
     alike = prepare(completed({**off, "algorithm": {"name": "levels"}}))
     plan = plan_of(alike)
     if plan is None or not plan.inputs.trees:
-        return with_found_rounds(run, tell), None
+        return None
     if not run.run.rivals:  # nobody wants what a site has alone, but for the constant answer
         plan = plan._replace(effort=Effort((), 0, 0, 0.0))
     held_out = folds(whole, samples, run.run.seed)

@@ -47,7 +47,7 @@ from copfl.tables import Table, as_markdown
 RECORD = Path(__file__).parents[1] / "results" / "trees.json"
 TREES, DEPTH, RATE, LEAST, BINS, TESTED = 100, 4, 0.1, 20, 63, 0.3
 SHAPES = ((12, 400, 14), (100, 1000, 50), (1000, 1000, 50))  # sites, rows of each, columns
-CHUNK = 250  # sites that are computed together
+CHUNK = 1000  # sites that are computed together
 Numbers = NDArray[np.float64]
 
 

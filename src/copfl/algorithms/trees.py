@@ -375,9 +375,9 @@ class Trees:
         target, grown, known = _target(task), server.grown, data.known
         forest, columns, q = grown.forest, len(grown.bins.centre), target.outputs
         growing, level = (int(number) for number in _growing(grown.rounds, forest, target))
-        rest, numbers = (
-            either_rows(counted, part, torch.zeros_like(part)) for part in (uploads.rest, uploads.numbers)
-        )
+        numbers, rest = uploads
+        if not counted.all():
+            numbers, rest = (either_rows(counted, part, torch.zeros_like(part)) for part in uploads)
         if growing < 0:
             first = self._first_total(task, grown, data, counted)
             return Total(torch.cat([first.flatten() / ROWS, rest.sum(0)])), None

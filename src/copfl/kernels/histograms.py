@@ -53,14 +53,14 @@ def sums_by_bin(
     start, index = node * np.intp(cells), np.empty(node.shape, np.intp)
     different = {id(one): one for one in numbers}
     place = [list(different).index(id(one)) for one in numbers]
-    sums = np.zeros((len(different), columns + is_paired, nodes, width))
+    sums, ones = np.empty((len(different), columns + is_paired, nodes, width)), np.ones(width)
     for number, column in enumerate(bin):
         np.add(column if rows is None else column[rows], start, out=index)
         for channel, one in enumerate(different.values()):
             found = np.bincount(index, one, nodes * cells)
             if is_paired:
                 pairs = found.reshape(nodes, width, width)
-                sums[channel, 2 * number], sums[channel, 2 * number + 1] = pairs.sum(2), pairs.sum(1)
+                sums[channel, 2 * number], sums[channel, 2 * number + 1] = pairs @ ones, ones @ pairs
             else:
                 sums[channel, number] = found.reshape(nodes, width)
     return sums[place, :columns]
@@ -85,8 +85,8 @@ def sums_of_children(
     fewer = first + np.bincount(node, minlength=2 * before).reshape(before, 2).argmin(1)
     rows = np.flatnonzero(np.isin(np.arange(2 * before), fewer)[node])
     chosen = {id(one): one[rows] for one in numbers}
-    sums = sums_by_bin(
-        bin, columns, node[rows], [chosen[id(one)] for one in numbers], width, 2 * before, rows
-    )
-    sums[:, :, 2 * first + 1 - fewer] = parents - sums[:, :, fewer]
+    of_fewer = [chosen[id(one)] for one in numbers]
+    sums = np.empty((len(numbers), columns, 2 * before, width))
+    sums[:, :, fewer] = sums_by_bin(bin, columns, node[rows] >> 1, of_fewer, width, before, rows)
+    sums[:, :, fewer ^ 1] = parents - sums[:, :, fewer]
     return sums

@@ -38,7 +38,8 @@ class Ensemble(nn.Module):
     def __init__(self, trees: int, nodes: int, depth: int, outputs: int) -> None:
         super().__init__()
         self.depth = depth
-        itself = torch.arange(nodes, dtype=torch.float32).repeat(trees, 1)
+        # On a device without data torch.arange imports the compiler: seconds, at every node.
+        itself = torch.tensor(range(nodes), dtype=torch.float32).repeat(trees, 1)
         self.feature = nn.Parameter(torch.zeros(trees, nodes))
         self.threshold = nn.Parameter(torch.zeros(trees, nodes))
         self.left = nn.Parameter(itself)

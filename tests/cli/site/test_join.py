@@ -319,5 +319,8 @@ def test_a_folder_that_is_not_there_is_said_with_those_that_are(clinic: Clinic) 
         assert "is no folder of `copfl site join` or `copfl federate init`" in done.err
     assert clinic.call("site", "status", clinic.folder / "north").code == 0
     assert clinic.call("federate", "status", clinic.app).code == 0
+    assert "nothing has left this site" in clinic.call("site", "log", clinic.folder / "north").out
+    done = clinic.call("site", "predict", clinic.folder / "north", "--data", clinic.data)
+    assert "has no model yet: it gets one with the first round" in done.err
     done = clinic.call("site", "approve", clinic.folder / "north")
     assert "no proposal waits for its owner" in done.err

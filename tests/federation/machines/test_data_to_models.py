@@ -9,6 +9,8 @@
 | texts; several labels | a contract | files of sites |
 | times until an event | the data set, or a contract | partitioned, or files of sites |
 | arrays | the data set | partitioned, or files of sites |
+
+Each row with files of sites is walked twice: as a trial on one machine, and by invitations.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import csv
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,10 +27,11 @@ import pytest
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
+from copfl.data.contract.contract import NUMBER, Column, Contract
 from copfl.data.contract.draft import draft
 from copfl.federation import init
 from tests.commands import called
-from tests.federation.in_process import up
+from tests.federation.in_process import up, up_by_invitations
 
 
 class Way(NamedTuple):
@@ -179,27 +183,69 @@ WAYS: list[Callable[[Path], Way]] = [
 ]
 
 
+RUN: dict[str, dict[str, Any]] = {
+    "run": {"clients": 3, "rounds": 1},
+    "algorithm": {"name": "fedavg"},
+    "model": {"name": "linear"},
+}
+CATEGORIES = {"ward": ("heart", "lung", "skin"), "outcome": ("ill", "well"), "wet": ("0", "1")}
+AT_SITES = [way for way in WAYS if "sites" in way.__name__]
+
+
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_it_ends_at_models_that_take_such_rows(
+def test_a_trial_ends_at_models_that_take_such_rows(
     way: Callable[[Path], Way], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = way(tmp_path)
-    run: dict[str, dict[str, Any]] = {
-        "run": {"clients": 3, "rounds": 1},
-        "algorithm": {"name": "fedavg"},
-        "model": {"name": "linear"},
-    }
-    app = init(tmp_path / "app", run, made.settings, contract=made.contract)
+    app = init(tmp_path / "app", RUN, made.settings, contract=made.contract)
     assert len(list(up(app, sites=made.sites))) == 1
-    states = sorted((app / "nodes").glob("*/state"))
+    assert_models_take(sorted((app / "nodes").glob("*/state")), made.rows, capsys)
+
+
+@pytest.mark.parametrize("way", AT_SITES, ids=lambda way: way.__name__)
+def test_machines_end_at_models_that_take_such_rows(
+    way: Callable[[Path], Way], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By invitations, in secure sums and with the strict policy."""
+    made = way(tmp_path)
+    settings = {"secure": {"aggregation": True}}, made.settings
+    contract = completed(made.contract)
+    app = init(tmp_path / "app", RUN, *settings, contract=contract, host="fl.example.org", trial=False)
+    assert len(list(up_by_invitations(app, made.sites))) == 1
+    assert_models_take([tmp_path / f"site-{n}" for n in range(3)], made.rows, capsys)
+
+
+def completed(contract: Contract | None) -> Contract | None:
+    """What people add to a draft for secure sums: ranges of numbers, and what a category may be."""
+
+    def of(column: Column) -> Column:
+        if not column.is_open:
+            return column
+        if column.type == NUMBER:
+            return replace(column, minimum=0.0, maximum=200.0)
+        return replace(column, candidates=CATEGORIES[column.name])
+
+    def of_target(column: Column) -> Column:
+        added = of(column)
+        return replace(added, categories=added.categories or added.candidates, candidates=())
+
+    if contract is None:
+        return None
+    targets = tuple(map(of_target, contract.targets))
+    return replace(contract, columns=tuple(map(of, contract.columns)), targets=targets)
+
+
+def assert_models_take(states: list[Path], rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The models of three nodes predict, evaluate and export these rows, of which there are ninety."""
     assert len(states) == 3
+    answers, bundle = states[0].parent / "answers.csv", states[0].parent / "exported"
     for state in states:
-        done = called(capsys, "predict", state, "--data", made.rows, "--out", tmp_path / "answers.csv")
+        done = called(capsys, "predict", state, "--data", rows, "--out", answers)
         assert done.code == 0, done.err
-        assert len((tmp_path / "answers.csv").read_text().splitlines()) == 91
-    done = called(capsys, "evaluate", states[0], "--data", made.rows)
-    assert (done.code, "90" in done.out) == (0, True), done.err
-    done = called(capsys, "export", states[0], "--out", tmp_path / "model", "--format", "bundle")
+        assert len(answers.read_text().splitlines()) == 91
+        done = called(capsys, "evaluate", state, "--data", rows)
+        assert (done.code, "90" in done.out) == (0, True), done.err
+    done = called(capsys, "export", states[0], "--out", bundle, "--format", "bundle")
     assert done.code == 0, done.err
-    again = called(capsys, "predict", tmp_path / "model", "--data", made.rows)
+    again = called(capsys, "predict", bundle, "--data", rows)
     assert again.code == 0, again.err

@@ -62,6 +62,7 @@ def test_a_serverapp_may_take_minutes_to_start_and_is_lost_after_one_of_silence(
     state = SqlLinkState(database, mock.Mock(), ObjectStoreFactory(database).store())
     state.initialize()
     task = state.create_task(TaskType.SERVER_APP, 1)
+    assert task is not None
     for second, happens, is_right in (
         (0, state.claim_task, True),
         (200, state.claim_task, False),  # no second one is started

@@ -538,6 +538,11 @@ def test_a_key_that_is_left_out_is_what_it_means(
             {"algorithm.name": "fedavg", "model.name": "cnn"},
             "bounds.option",
         ),  # its hidden units
+        (
+            "[bounds]\nparameters = 1000",
+            {"algorithm.name": "fedavg", "model.name": "words"},
+            "bounds.parameters",
+        ),
     ],
 )
 def test_the_default_of_an_algorithm_is_what_it_means(

@@ -147,12 +147,7 @@ def report(
     quiet: options.Quiet = False,
 ) -> None:
     """What this site gained, over training alone too, and what left it."""
-    from copfl.experiment.bundle.places import of_node
-
-    if of_node(folder) is None:
-        raise UsageError(
-            f"{folder} has no model yet: it gets one with the first round; see copfl site status {folder}"
-        )
+    _check_model(folder)
     report_of_node(folder, out, None, True, True, quiet)
 
 
@@ -165,9 +160,20 @@ def predict(
     ] = None,
 ) -> None:
     """Use this site's model, without the server."""
+    _check_model(folder)
     from copfl.cli import models
 
     models.predict(bundle=folder, data=data, out=out)
+
+
+def _check_model(folder: Path) -> None:
+    """UsageError if the site has no model yet."""
+    from copfl.experiment.bundle.places import of_node
+
+    if of_node(folder) is None:
+        raise UsageError(
+            f"{folder} has no model yet: it gets one with the first round; see copfl site status {folder}"
+        )
 
 
 def _answer(site: "JoinedSite") -> None:

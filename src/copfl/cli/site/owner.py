@@ -149,6 +149,9 @@ def log(
     from copfl.federation.node import audit_log
     from copfl.federation.protocol.chained_log import AUDIT, verified
 
+    if not ((folder / AUDIT).exists() or noted or any(folder.glob("*/client.json"))):
+        print("nothing has left this site: it has answered no run yet")
+        return
     audit = verified(folder / AUDIT, noted or ())
     if not verify:
         print("".join(f"{audit_log.as_text(line)}\n" for line in audit.lines), end="")

@@ -50,7 +50,8 @@ from copfl.settings.record import declared, declared_types
 
 ADAPTER = re.compile(r"[a-z_]+(:[a-z_]+=[A-Za-z0-9_.*+-]{1,200}(,[a-z_]+=[A-Za-z0-9_.*+-]{1,200})*)?")
 WORD = re.compile(r"[A-Za-z0-9_.*?+, -]{0,200}")  # no path, no address, no module:attribute, no variable
-COUNTED = ("epochs", "layers", "steps")  # how the options of components end that `bounds` has a line for
+# How the options of components end that `bounds` has a line for. Each word is a row of parameters.
+COUNTED = {"epochs": "epochs", "layers": "layers", "steps": "steps", "words": "parameters"}
 
 
 class Judged(NamedTuple):
@@ -240,9 +241,9 @@ def _option(policy: Policy, key: str, value: Any) -> Judged:
     """A word, a number within bounds, or a list of them."""
     if key in ("name", "value"):
         return Judged(KEYS, NO_SETTING)
-    for ending in COUNTED:
+    for ending, line in COUNTED.items():
         if key.endswith(ending):
-            return Judged(f"bounds.{ending}", whole(value, 0, getattr(policy.bounds, ending)))
+            return Judged(f"bounds.{line}", whole(value, 0, getattr(policy.bounds, line)))
     entries, most = entries_of(value), policy.bounds.option
     if len(entries) > MOST_LIST:
         return Judged(KEYS, f"must have at most {MOST_LIST} entries")

@@ -7,7 +7,7 @@
     process    Flower's SuperNodes without workers: a process per message that loads torch, data and model
 
 `flower.py --trees 50`: the same three nodes of copfl grow so many trees of depth 3 on the heart data, a round for each
-level. The record is `results/flower_trees.json`.
+level. It writes `results/flower_trees.json`.
 
 A result is the median of the rounds after the first, and the processor time per round of all processes of the
 federation. The last line has the medians together. The final records of the server and of the clients must be those

@@ -2,6 +2,7 @@
 
     python benchmarks/trees.py [--seeds 5]     errors on eleven tables of scikit-learn, statsmodels and copfl
     python benchmarks/trees.py --speed         seconds of one processor, on rows that are drawn
+    python benchmarks/trees.py --large         the same for a million rows at 1,000 sites, of 12 trees
 
 All grow TREES trees of DEPTH levels with RATE, λ = 1 and at least 20 rows in a leaf, on at most 63 bins of a column;
 no rows or columns are left out. LightGBM grows leaf after leaf, here up to all leaves of these levels. Of several
@@ -15,7 +16,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +47,8 @@ from copfl.tables import Table, as_markdown
 
 RECORD = Path(__file__).parents[1] / "results" / "trees.json"
 TREES, DEPTH, RATE, LEAST, BINS, TESTED = 100, 4, 0.1, 20, 63, 0.3
-SHAPES = ((12, 400, 14), (100, 1000, 50), (1000, 1000, 50))  # sites, rows of each, columns
+SHAPES = ((12, 400, 14), (100, 1000, 50))  # sites, rows of each, columns
+LARGE, FEW = (1000, 1000, 50), 12  # trees
 CHUNK = 1000  # sites that are computed together
 Numbers = NDArray[np.float64]
 
@@ -190,10 +192,10 @@ def errors(seeds: int, tables: list[str], models: list[str]) -> dict[str, dict[s
     return found
 
 
-def speeds() -> list[dict[str, Any]]:
+def speeds(shapes: Sequence[tuple[int, int, int]]) -> list[dict[str, Any]]:
     """Seconds of one processor for all trees, of rows that are drawn."""
     found = []
-    for sites, rows, columns in SHAPES:
+    for sites, rows, columns in shapes:
         rng = np.random.default_rng(0)
         x = rng.normal(size=(sites * rows, columns))
         y = (x[:, 0] * (x[:, 1] > 0) + x[:, 2] + rng.normal(size=len(x)) > 0).astype(np.int64)
@@ -230,6 +232,7 @@ def speed_table(found: list[dict[str, Any]]) -> Table:
 
 
 def main() -> None:
+    global TREES
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -237,12 +240,16 @@ def main() -> None:
     parser.add_argument("--tables", nargs="*", help="of TABLES; by default all, others stay in the record")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--large", action="store_true")
     parser.add_argument("--page", action="store_true", help="the tables of the record, without fits")
     chosen = parser.parse_args()
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     if not chosen.page:
-        if chosen.speed:
-            record["speed"] = speeds()
+        if chosen.large:
+            TREES = FEW
+            record["large"] = speeds((LARGE,))
+        elif chosen.speed:
+            record["speed"] = speeds(SHAPES)
         else:
             before, tables = record.get("errors", {}), chosen.tables or list(TABLES)
             found = errors(chosen.seeds, tables, chosen.models.split(","))
@@ -252,6 +259,8 @@ def main() -> None:
         print(as_markdown(error_table(record["errors"])))
     if "speed" in record:
         print(as_markdown(speed_table(record["speed"])))
+    if "large" in record:
+        print(as_markdown(speed_table(record["large"])))
 
 
 if __name__ == "__main__":

@@ -340,7 +340,7 @@ class Trees:
         x = _columns(task, data._replace(x=tree.each(lambda t: t.flatten(0, 1), data.x)))
         end = (growing, level) if growing < forest.steps else (forest.steps, 0)
         if before is None or not 0 <= int(before.trees[0]) <= growing:
-            bin = self._binned(grown, x).unflatten(1, (clients, rows)).permute(1, 2, 0)
+            bin = self._binned(grown, x).view(-1, clients, rows).permute(1, 2, 0)
             eta = forest.bias.to(like).repeat(len(x), 1)
             leaf, at = torch.zeros_like(eta[:, : forest.each], dtype=torch.int64), (0, 0)
         else:
@@ -353,8 +353,8 @@ class Trees:
             if at[1] >= forest.depth and at < end:
                 eta = eta + forest.said(number, leaf, like)
                 leaf, at = torch.zeros_like(leaf), (number + 1, 0)
-        done = (torch.full((clients,), number) for number in at)
-        return Rows(bin, eta.unflatten(0, (clients, rows)), leaf.unflatten(0, (clients, rows)), *done)
+        trees_and_level = (torch.full((clients,), number) for number in at)
+        return Rows(bin, eta.view(clients, rows, -1), leaf.view(clients, rows, -1), *trees_and_level)
 
     def _binned(self, grown: Grown, x: Tensor) -> Tensor:
         """[columns, n] int32: the bins of rows; of many rows those of two columns together."""

@@ -375,23 +375,27 @@ def test_rows_that_are_alike_by_chance_are_no_copies() -> None:
 
 @law
 @given(st.integers(0, 10_000))
-def test_rows_that_are_alike_by_chance_are_on_both_sides(seed: int) -> None:
-    """Else the test rows of inputs were of the class of which no such row is left to train on."""
+def test_rows_that_are_alike_by_chance_are_drawn_one_by_one(seed: int) -> None:
+    """Else the test rows of inputs were of the class of which no such row is left to train on, at every site."""
     rng = np.random.default_rng(seed)
-    few = {name: rng.integers(0, 3, 800) for name in ("age", "dose")} | {
-        "ill": rng.choice(["no", "yes"], 800)
+    few = {name: rng.integers(0, 3, 2_000) for name in ("age", "dose")} | {
+        "ill": rng.choice(["no", "yes"], 2_000)
     }
-    few["site"] = np.repeat(["s0", "s1"], 400)
+    few["site"] = np.repeat([f"s{n}" for n in range(20)], 100)
 
     def cells(samples: Samples) -> Counter[tuple[float, ...]]:
-        return Counter(map(tuple, np.column_stack([samples.x, samples.y, site_of_each(samples)]).tolist()))
+        return Counter(map(tuple, np.column_stack([samples.x, samples.y]).tolist()))
 
     data = dataset_of(few)
     train, test = cells(data.train), cells(data.test)
-    assert set(test) <= set(train)
-    assert all(abs(count - (count + train[cell]) / 5) < 9 for cell, count in test.items())
-    shuffled = rng.permutation(800)
+    for cell in train | test:  # about 111 rows
+        drawn_by_chance = (train[cell] + test[cell]) / 5
+        assert abs(test[cell] - drawn_by_chance) < 4.5 * np.sqrt(0.8 * drawn_by_chance)
+    shuffled = rng.permutation(2_000)
     assert cells(dataset_of({name: column[shuffled] for name, column in few.items()}).test) == test
+    own = dataset_of(of_site(few, "s3"))
+    of_s3 = data.test.take(site_of_each(data.test) == list(data.groups).index("s3"))
+    assert len(own.test) == len(of_s3)
 
 
 def test_units_and_times_are_stored(tmp_path: Path) -> None:

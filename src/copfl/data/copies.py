@@ -112,26 +112,30 @@ def copies(keys: Hashes, columns: Sequence[Hashes], site: Codes, is_text: bool =
     return original
 
 
-def told_apart(keys: Hashes, site: Codes) -> Hashes:
-    """The keys, of which the second and further equal ones of a site are others.
+def told_apart(keys: Hashes, site: Codes, original: Codes) -> Hashes:
+    """Keys by which rows are drawn one by one, also those that are alike by chance.
 
-    Rows that are alike by chance are drawn one by one: drawn together, the rows of a class with the same inputs would
-    all be test, and the rows of another class with these inputs all train. Which of equal rows is the first makes no
-    difference, as nothing tells them apart.
+    Drawn together, the rows of one class with the same inputs would all be test, and those of the other class all
+    train. The same holds over sites, so the rows of a site with equal rows are drawn by what the whole site has.
+    Which of equal rows is the first makes no difference, as nothing tells them apart.
 
     Args:
         keys: Equal where rows of a site are.
         site: Of each row.
+        original: Of each row the first that it is a copy of, as of `copies`; copies keep one key.
     """
-    order = np.lexsort((keys, site))
-    is_first = np.ones(len(keys), bool)
-    is_first[1:] = (np.diff(keys[order]) != 0) | (np.diff(site[order]) != 0)
-    at = np.arange(len(keys))
-    count = np.empty(len(keys), np.uint64)
-    count[order] = at - np.maximum.accumulate(np.where(is_first, at, 0))
-    with np.errstate(over="ignore"):
-        others = mixed(keys + mixed(count))
-    return np.where(count > 0, others, keys)
+    apart = keys.copy()
+    for rows in rows_of_sites(site):
+        order = np.argsort(keys[rows], kind="stable")
+        is_repeated = np.append(False, np.diff(keys[rows][order]) == 0)
+        if not is_repeated.any() or (original[rows] != rows).any():
+            continue
+        at = np.arange(len(rows))
+        count = np.empty(len(rows), np.uint64)
+        count[order] = at - np.maximum.accumulate(np.where(is_repeated, 0, at))
+        with np.errstate(over="ignore"):
+            apart[rows] = mixed(keys[rows] + mixed(count) + mixed(mixed(keys[rows]).sum(keepdims=True)))
+    return apart
 
 
 def pairs_by_chance(columns: Sequence[Hashes], site: Codes, different: Codes) -> float:

@@ -428,8 +428,7 @@ def _marks(tables: Sequence[DataTable], roles: _Roles) -> list[Marks]:
         unit = united(first[member])
     if not roles.groups:
         first = copies(keys, list(cells.values()), site, bool(roles.texts))
-        unit = united(first)
-        keys = np.where(np.bincount(first)[first] > 1, keys, told_apart(keys, site))
+        unit, keys = united(first), told_apart(keys, site, first)
     time = times_of(roles.times[0], columns[roles.times[0]]) if roles.times else None
     marks, begins = Marks(keys, unit, time), np.cumsum([0, *map(len, tables)]).tolist()
     return [marks.take(slice(*ends)) for ends in itertools.pairwise(begins)]

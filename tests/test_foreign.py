@@ -19,9 +19,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import numpy as np
 import pytest
 import tomli_w
+import typer.main
 from PIL import Image
 
 import copfl
@@ -31,17 +33,21 @@ from copfl.audit.tables import as_json as audit_json
 from copfl.audit.tables import write as write_audit
 from copfl.bench import bench, protocol, rows
 from copfl.bench.protocol import BenchMachine
+from copfl.cli.main import app
 from copfl.comparison.rows import entry_file
 from copfl.data.clients.partition import FORMAT, Partition
 from copfl.errors import CopflError, RunError
-from copfl.experiment import final, records, survival
+from copfl.experiment import final, records, survival, tree_views
 from copfl.experiment.bundle import description
 from copfl.experiment.export.mlflow_folder import _load_pyfunc
 from copfl.experiment.final import FinalEvaluation
 from copfl.experiment.finished import cross_site
 from copfl.experiment.first_run import file as choice_file
 from copfl.experiment.first_run.candidates import FirstRunChoice, Validated
+from copfl.experiment.models import new_clients
+from copfl.experiment.models.new_clients import NewClients
 from copfl.experiment.survival import AtHorizon, Observed, RiskGroup, Survival
+from copfl.experiment.tree_views import Box, Dependence, Importance, TreeViews
 from copfl.federation.node import remembered_run
 from copfl.federation.node.report import site_of
 from copfl.report import comparison_page, document, page, run_data
@@ -55,6 +61,7 @@ from tests.hostile import WATCH, bait, forbidden, json_versions, places, version
 Capture = pytest.CaptureFixture[str]
 Change = Callable[[Path], None]
 COUNT = 1000  # changed versions of each file
+BASE: dict[str, dict[str, Any]] = {"run": {"rounds": 1, "clients": 2}, "model": {"name": "mlp", "width": 4}}
 SMALL: dict[str, Any] = {"clients": 2, "rounds": 1, "engine": "sequential", "batch_size": 256}
 
 
@@ -88,11 +95,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     copfl.load(place / "of-table", 0).save(place / "table")
     nodes = write_nodes(digits(), place / "nodes")
     play(CONFIG | {"algorithm.name": "fedavg", "run.rounds": 1}, nodes, place / "server")
-    base: dict[str, dict[str, Any]] = {
-        "run": {"rounds": 1, "clients": 2},
-        "model": {"name": "mlp", "width": 4},
-    }
-    copfl.compare(["fedavg", "local"], seeds=[0], base_tables=base, out=place / "comparison", tune={})
+    copfl.compare(["fedavg", "local"], seeds=[0], base_tables=BASE, out=place / "comparison", tune={})
     rows.write(rows.stored(protocol.SUITES["quick"])[0], place / "record.json")
     np.savez(place / "x.npz", x=np.zeros((4, 1, 8, 8), np.uint8), y=np.arange(4))
     state = Path(nodes[0]["state-dir"])
@@ -390,6 +393,23 @@ def test_a_hostile_run_folder(attack: str, world: World, mark: Path, tmp_path: P
 CODE = list(RUNS)[:12]  # those that name code
 
 
+@pytest.mark.parametrize(
+    "content",
+    ["3", "[]", "{}", '{"players": [99], "value": [0], "error": [0], "orders": 0}', '{"scores": 3}'],
+)
+def test_hostile_results_in_the_folder_of_an_audit(
+    content: str, world: World, mark: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """Which an interrupted audit continues from."""
+    folder = copied(world.run, tmp_path / "bundles" / "run")
+    stored = list((folder / "audit").glob("*/*.json"))
+    for file in stored:
+        file.write_text(content)
+    assert stored
+    words = ("audit", folder, "--no-retrain", "--baselines", "none")
+    run_watched(mark, world, [partial(command_ends, capsys, *words)])
+
+
 @pytest.mark.parametrize("attack", NODES)
 def test_a_hostile_node_folder(
     attack: str, world: World, mark: Path, tmp_path: Path, capsys: Capture
@@ -452,6 +472,22 @@ def test_a_hostile_table_of_a_comparison(world: World, mark: Path, tmp_path: Pat
         folder = copied(world.comparison, tmp_path / "bundles" / os.urandom(4).hex())
         change(folder)
         run_watched(mark, world, [partial(command_ends, capsys, "report", folder)])
+
+
+@pytest.mark.parametrize(
+    "file", ["run.toml", "rounds.jsonl", "timing.jsonl", "partition.json", "environment.json"]
+)
+def test_hostile_runs_of_a_comparison(file: str, world: World, mark: Path, tmp_path: Path) -> None:
+    """Which a comparison in the same folder would use again."""
+    for number, content in enumerate((b"[" * 10_000, b"[]", b'{"start": {}}', b"\xff\x00", b"")):
+        folder = copied(world.comparison, tmp_path / "bundles" / str(number))
+        for run in (folder / "runs").iterdir():
+            (run / file).write_bytes(content)
+
+        def compared(folder: Path = folder) -> None:
+            copfl.compare(["fedavg", "local"], seeds=[0], base_tables=BASE, out=folder, tune={})
+
+        run_watched(mark, world, [lambda: ends(compared)])
 
 
 @pytest.mark.parametrize(
@@ -525,6 +561,8 @@ def one_toml(monkeypatch: pytest.MonkeyPatch) -> None:
         "probabilities.json",
         "final.json",
         "survival.json",
+        "trees.json",
+        "new_clients.json",
     ],
 )
 def test_random_files_of_a_run(file: str, world: World, mark: Path, tmp_path: Path) -> None:
@@ -535,6 +573,17 @@ def test_random_files_of_a_run(file: str, world: World, mark: Path, tmp_path: Pa
         by_site = {name: np.array([0.5, 0.7]) for name in ("levels", "trees", "forest")}
         validated = Validated(by_site, {"network": "it takes too long"}, False, 5)
         choice_file.write(FirstRunChoice("levels", ("levels", "forest"), validated), folder)
+    if file == "trees.json":
+        root, leaf = Box("size ≤ 1", -1, 0, 0.5), Box("+0.1", 0, 1, 0.2)
+        answers = (("yes", (0.1, 0.2)),)
+        size = Dependence("size", ("1", "2"), True, answers)
+        colour = Dependence("colour", ("blue", "red"), False, answers)
+        tree_views.write(
+            TreeViews((Importance("size", 0.7, 0.1),), (size, colour), (root, leaf, leaf)), folder
+        )
+    if file == "new_clients.json":
+        by_count = {"4": np.array([0.5]), "all": np.array([0.6])}
+        new_clients.write(NewClients([7], by_count, by_count, np.array([0.5])), folder)
     if file == "final.json":
         rounds = len(run_data.read(folder, "run").records)
         final.write(FinalEvaluation(rounds, [1], {"accuracy": np.array([0.5])}, [1]), folder)
@@ -771,3 +820,98 @@ def test_a_path_stays_inside(tmp_path: Path) -> None:
         with pytest.raises(RunError, match="a pipe or a device"):
             foreign.inside(tmp_path / "sent", tmp_path / "sent" / "base")
         link.unlink()
+
+
+# -- every command ---------------------------------------------------------------------------------------------
+
+FEDERATION = "federation/test_hostile_folders.py::test_a_damaged_file_is_one_error"
+# The test that opens what somebody else wrote with it; without "::" why there is nothing to open.
+COMMANDS = {
+    "run": "test_foreign.py::test_a_hostile_run_folder",
+    "resume": "test_foreign.py::test_a_hostile_run_folder",
+    "list": "it opens nothing",
+    "compare": "test_foreign.py::test_a_hostile_comparison_file",
+    "sweep": "test_foreign.py::test_a_hostile_run_folder",
+    "choose": "test_foreign.py::test_hostile_runs_of_a_comparison",  # it reads the same runs
+    "bench": "test_foreign.py::test_hostile_records_of_a_bench",
+    "report": "test_foreign.py::test_a_hostile_run_folder",
+    "predict": "test_foreign.py::test_a_hostile_bundle",
+    "evaluate": "test_foreign.py::test_a_hostile_bundle",
+    "export": "test_foreign.py::test_a_hostile_bundle",
+    "personalize": "test_foreign.py::test_a_hostile_run_folder",
+    "audit": "test_foreign.py::test_a_hostile_run_folder",
+    "watch": "test_foreign.py::test_a_hostile_run_folder",  # RunsPage is what it serves
+    "doctor": "it opens nothing",
+    "schema": "it opens nothing",
+    "reproduce": "it trains, and opens its own runs",
+    "data check": "test_supply_chain.py::test_the_payload_is_refused_in_every_file",
+    "data describe": "test_supply_chain.py::test_the_payload_is_refused_in_every_file",
+    "data get": "it opens what has the checksum of the table alone",
+    "site join": FEDERATION,
+    "site report": FEDERATION,
+    "site predict": FEDERATION,
+    "site status": FEDERATION,
+    "site leave": FEDERATION,
+    "site start": FEDERATION,
+    "site approve": FEDERATION,
+    "site log": FEDERATION,
+    "site check": FEDERATION,
+    "site policy": FEDERATION,
+    "site key": "it writes a new file",
+    "site rotate": "it reads the owner's key alone",
+    "site node": "it opens what its owner names on the line",
+    "site backup": FEDERATION,
+    "site restore": "federation/operations/test_backup.py::test_any_damage_is_one_error",
+    "site clean": FEDERATION,
+    "federate contract": "it opens a table, as run does",
+    "federate init": FEDERATION,
+    "federate invite": FEDERATION,
+    "federate server": "it runs an app, and only that of its folder",
+    "federate admit": FEDERATION,
+    "federate watch": FEDERATION,
+    "federate run": "it runs an app, and only that of its folder",
+    "federate up": "it runs an app, and only that of its folder",
+    "federate resume": "it runs an app, and only that of its folder",
+    "federate personalize": "it runs an app, and only that of its folder",
+    "federate status": FEDERATION,
+    "federate members": FEDERATION,
+    "federate agree": "it runs an app, and only that of its folder",
+    "federate propose": FEDERATION,
+    "federate revoke": FEDERATION,
+    "federate rotate": "it reads the coordinator's keys alone",
+    "federate backup": FEDERATION,
+    "federate restore": "federation/operations/test_backup.py::test_any_damage_is_one_error",
+    "federate clean": FEDERATION,
+}
+
+
+def leaves(command: click.Command, name: str = "") -> Iterator[str]:
+    """The words of every command below one."""
+    if isinstance(command, click.Group):
+        for word, below in command.commands.items():
+            yield from leaves(below, f"{name} {word}".strip())
+    else:
+        yield name
+
+
+def test_every_command_has_a_hostile_folder_or_opens_none() -> None:
+    assert set(COMMANDS) == {*leaves(typer.main.get_command(app))}
+    for command, test in COMMANDS.items():
+        file, has_test, name = test.partition("::")
+        if has_test:
+            text = (Path(__file__).parent / file).read_text()
+            assert f"def {name}(" in text, command
+
+
+def test_every_public_function_has_a_hostile_folder_or_opens_none() -> None:
+    """`load`, `resume`, `complete` and `run` are among the calls above; a comparison in its old folder, too."""
+    opened = {"load", "resume", "complete", "run", "compare", "sweep", "choose"}
+    others = {
+        "ALGORITHMS",
+        "Bundle",
+        "Comparison",
+        "Result",
+        "Run",
+        "check_algorithm",
+    }  # what these return, or no file
+    assert {*copfl.__all__} - {"__version__"} == opened | others

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import doctest
 import hashlib
+import io
 import json
 import sys
 from pathlib import Path
@@ -376,6 +377,29 @@ def test_a_data_set_of_several_arrays_comes_back_from_its_file(tmp_path: Path) -
         assert sorted(own.x) == ["a", "b"]
         assert (own.x["b"] == other.x["b"]).all()
         assert (own.y == other.y).all()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"groups": 3},
+        {"classes": [["a"]]},
+        {"kind": []},
+        {"kind": "x"},
+        {"name": True},
+        {"mean": ["0"]},
+        {"augment": 1},
+    ],
+)
+def test_a_stored_data_set_with_other_types_is_damaged(change: dict[str, Any], tmp_path: Path) -> None:
+    """A run folder of somebody else has such a file."""
+    content = stored(arrays.from_arrays(np.ones((20, 2)), np.arange(20) % 2, name="two"))
+    assert content is not None
+    file = dict(np.load(io.BytesIO(content)))
+    file["about"] = np.array(json.dumps(json.loads(str(file["about"])) | change))
+    np.savez(tmp_path / "data.npz", **file)
+    with pytest.raises(DataError, match="is damaged"):
+        read_stored(tmp_path / "data.npz")
 
 
 def test_the_batched_form_of_an_own_model_is_compared_once_and_of_a_users_in_every_run(

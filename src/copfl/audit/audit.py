@@ -18,7 +18,7 @@ from copfl.audit import replay
 from copfl.audit.shapley import DEFAULT, Sampling, shapley
 from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.data.clients.groups import client_titles, names_of_clients
-from copfl.errors import RunError, UsageError
+from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment import records
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.preparation import prepare
@@ -54,9 +54,10 @@ class Cache:
         if self.folder is None:
             return None
         try:
-            return foreign.read_json(self.folder / f"{name}.json")
+            content = foreign.read_json(self.folder / f"{name}.json")
         except (OSError, ValueError):  # missing or damaged: it is computed again
             return None
+        return content if isinstance(content, dict) else None
 
     def put(self, name: str, content: Any) -> Any:
         """Keeps the metrics of a run.
@@ -255,18 +256,27 @@ def audit(
         e = first if seed == seeds[0] else make(seed, None)
         observe = partial(_observed, e, f"seed-{seed}-shapley-{digest(sampling)}", sampling, stored)
         run = stored.run(f"seed-{seed}-run-{digest(sampling)}", rounds, observe)
-        reproduced = None
-        if recorded is not None and seed == seeds[0]:
-            weights = np.array(run["scores"]["weight"], np.float64)
-            reproduced = bool(np.array_equal(recorded, weights, equal_nan=True))
-        for name in baselines:
-            scores = stored.run(f"seed-{seed}-{name}", rounds, partial(baseline, seed, name))["scores"]
-            run["scores"] |= {f"{name} {score}": rows for score, rows in scores.items()}
+        of_baselines = {
+            name: stored.run(f"seed-{seed}-{name}", rounds, partial(baseline, seed, name))
+            for name in baselines
+        }
         without = []
         for client in range(first.clients) if retrain else ():
             work = partial(replay.without, _without_halves(e), [client])
             without.append(stored.run(f"seed-{seed}-without-{client}", rounds, work))
-        by_seed.append(_one_seed(seed, run, without, reproduced, e.task.metrics[0]))
+        damaged = (
+            f"a result in {stored.folder} is damaged ({{}}); delete that folder, and it is computed again"
+        )
+        with raised_as(RunError, damaged, *foreign.DAMAGE):
+            reproduced = None
+            if recorded is not None and seed == seeds[0]:
+                weights = np.array(run["scores"]["weight"], np.float64)
+                reproduced = bool(np.array_equal(recorded, weights, equal_nan=True))
+            for name, other in of_baselines.items():
+                run["scores"] |= {f"{name} {score}": rows for score, rows in other["scores"].items()}
+            by_seed.append(_one_seed(seed, run, without, reproduced, e.task.metrics[0]))
+            if len(by_seed[-1].accuracy) != first.clients:
+                raise ValueError("it is of another number of clients")
     data, partition = first.federation.dataset, first.federation.partition
     clients = list(names) or client_titles(names_of_clients(data, partition))
     metric = MetricInfo(**first.task.metrics[0].as_json())

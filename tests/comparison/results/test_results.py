@@ -40,7 +40,8 @@ def run(
     parts = tuple(np.arange(3 * n, 3 * n + 3) for n in range(3))
     test = tuple(part[: 3 * some] for part, some in zip(parts, tested, strict=True))
     Partition(parts, test, "by hand").save(path / "partition.json")
-    (path / "environment.json").write_text('{"start": {}}')
+    start = {"partition": "a", "samples": "b", "weights": "c"}
+    (path / "environment.json").write_text(json.dumps({"start": start}))
     kinds = ("algorithm", "data", "partition", "model", "run")
     (path / "run.toml").write_text("".join(f"[{kind}]\n" for kind in kinds))
     return Job("toy", Run.of({"run": {"seed": 0, "rounds": len(lines)}}), path, last=last)

@@ -29,7 +29,8 @@ from copfl.settings.schema import Run
 from copfl.settings.toml import Tables
 
 PAUSE = 60.0  # seconds between checkpoints: a shorter run starts again instead
-Start = dict[str, str]  # fingerprints of what a run began with: "partition", "samples", "weights"
+Start = dict[str, str]  # fingerprints of what a run began with
+STARTED = ("partition", "samples", "weights")
 
 
 def accuracies(eval_models: str, metric: str = "accuracy") -> tuple[str, ...]:
@@ -197,6 +198,8 @@ def environment_of(job: Job) -> dict[str, Any]:
     """The content of environment.json, if it has what the run began with."""
     path = job.path / "environment.json"
     lacking = f"{path} does not contain what the run began with ({{}})"
-    with raised_as(RunError, lacking, OSError, ValueError, KeyError, TypeError):
+    with raised_as(RunError, lacking, OSError, *foreign.DAMAGE):
         content: dict[str, Any] = foreign.read_json(path)
-        return {**content, "start": Start(content["start"])}
+        start: Start = {what: str(content["start"][what]) for what in STARTED}
+        _ = metrics_of(content)[0]
+        return {**content, "start": start}

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from copfl import foreign
 from copfl.comparison.jobs.job import Job, accuracies, environment_of
 from copfl.core.metrics import ACCURACY, MetricInfo, metrics_of
-from copfl.errors import DataError, RunError
+from copfl.errors import DataError, RunError, raised_as
 from copfl.experiment import final as final_file
 from copfl.experiment import records
 from copfl.experiment.final import FinalEvaluation
@@ -111,6 +112,12 @@ class Record(NamedTuple):
 
 def read_record(job: Job) -> Record:
     """The record of a finished run; a RunError if its metrics cannot be right."""
+    damage = f"{job.title}: its files are damaged ({{}}); delete {job.path} to have that run made again"
+    with raised_as(RunError, damage, OSError, *foreign.DAMAGE):
+        return _record(job)
+
+
+def _record(job: Job) -> Record:
     lines = records.read(job.path / "rounds.jsonl")[: job.rounds]
     timing = [line["seconds"] for line in records.read(job.path / "timing.jsonl")[: job.rounds]]
     folder = RunFolder(job.path)

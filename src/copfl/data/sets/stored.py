@@ -12,24 +12,25 @@ import numpy as np
 
 from copfl import foreign
 from copfl.data import reading
-from copfl.data.samples import Dataset, Samples, by_name
+from copfl.data.samples import KINDS, Dataset, Samples, by_name
 from copfl.errors import DataError
 
 FACTS = ("group", "unit", "time")  # of samples, which they may have
 LARGEST_STORED = 512 * reading.MIB  # bytes of a data set
-NAMES = (
-    "name",
-    "classes",
-    "groups",
-    "mean",
-    "std",
-    "augment",
-    "note",
-    "warnings",
-    "kind",
-    "groups_are_clients",
-    "origin",
-)
+# Fields of the data set beside its samples, and the types of their values, in tuples those of the entries.
+NAMES: dict[str, type | tuple[type, ...]] = {
+    "name": str,
+    "classes": (str,),
+    "groups": (str,),
+    "mean": (int, float),
+    "std": (int, float),
+    "augment": bool,
+    "note": str,
+    "warnings": (str,),
+    "kind": str,
+    "groups_are_clients": bool,
+    "origin": str,
+}
 
 
 def stored(dataset: Dataset) -> bytes | None:
@@ -56,12 +57,23 @@ def read_stored(path: Path) -> Dataset:
     try:
         about = foreign.json_of(str(arrays["about"]))
         splits = [_samples(arrays, side, about["single"]) for side in ("train", "test")]
-        facts: dict[str, Any] = {
-            name: tuple(v) if isinstance(v := about[name], list) else v for name in NAMES
-        }
+        facts: dict[str, Any] = {name: _fact(about[name], kind) for name, kind in NAMES.items()}
+        if facts["kind"] not in KINDS:
+            raise ValueError("its targets are of no kind that copfl knows")
     except (KeyError, ValueError, TypeError) as error:
         raise DataError(f"{path} is damaged ({error!r}); restore it, or pass the data again") from error
     return Dataset(train=splits[0], test=splits[1], **facts)
+
+
+def _fact(value: Any, kind: type | tuple[type, ...]) -> Any:
+    """The value of a field, if it has the type; TypeError if not."""
+    if not isinstance(kind, tuple):
+        if type(value) is not kind:
+            raise TypeError("a field has a value of another type")
+        return value
+    if not isinstance(value, list) or not all(type(entry) in kind for entry in value):
+        raise TypeError("a field is no list of such values")
+    return tuple(value)
 
 
 def _samples(arrays: dict[str, Any], side: str, single: bool) -> Samples:

@@ -311,7 +311,11 @@ def read(folder: Path) -> JoinedSite:
         raise UsageError(
             f"{folder} is no folder of `copfl site join`; join first: copfl site join FILE --data FILE"
         )
-    options = toml.read_file(folder / OPTIONS).get("node", {})
+    options = toml.read_file(folder / OPTIONS).get("node")
+    if not isinstance(options, dict) or not isinstance(options.get("data"), str):
+        raise UsageError(
+            f"{folder / OPTIONS} names no data under [node]; restore it from a copy, or join again"
+        )
     return JoinedSite(folder.resolve(), signed.invitation, options)
 
 

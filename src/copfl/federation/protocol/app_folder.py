@@ -6,7 +6,6 @@ Every command that is given a folder asks here: `read_app` is an error where the
 import contextlib
 import fcntl
 import os
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +34,13 @@ LOCAL_HOME = ".flwr/local"  # the same, for a federation on one machine
 def read_app(folder: Path) -> dict[str, Any]:
     """The host, port and security of the app in the folder, and its run config."""
     none = f"{folder} holds no app of copfl ({{}}); create one with `copfl federate init {folder}`"
-    with raised_as(RunError, none, OSError, KeyError, tomllib.TOMLDecodeError):
+    with raised_as(RunError, none, OSError, *foreign.DAMAGE):
         tool = foreign.toml_of(foreign.read_bytes(folder / "pyproject.toml"))["tool"]
         config = {key: value for key, value in tool["flwr"]["app"]["config"].items() if key != "proposal"}
-        return {**tool["copfl"], "config": config}
+        about = tool["copfl"]
+        if not isinstance(about["host"], str) or type(about["port"]) is not int:
+            raise ValueError("its server has no host and port")
+        return {**about, "config": config}
 
 
 def is_node(folder: Path) -> bool:
@@ -94,9 +96,9 @@ def superlink_address(folder: Path, app: dict[str, Any]) -> tuple[str, int]:
         app: What `read_app` gives of it.
     """
     home = LOCAL_HOME if is_locked(folder / LOCAL_HOME / "lock") else FLOWER_HOME
-    with contextlib.suppress(OSError, KeyError, ValueError):
-        text = (folder / home / "config.toml").read_text()
-        host, _, port = tomllib.loads(text)["superlink"]["copfl"]["address"].rpartition(":")
+    with contextlib.suppress(OSError, *foreign.DAMAGE):
+        flower = foreign.toml_of(foreign.read_bytes(folder / home / "config.toml"))
+        host, _, port = flower["superlink"]["copfl"]["address"].rpartition(":")
         return host, int(port)
     return str(app["host"]), int(app["port"])
 

@@ -41,17 +41,20 @@ def option(panel: str, help: str, names: str = "") -> Any:
     return typer.Option(*names.split(), help=help, rich_help_panel=panel, show_default=False)
 
 
-def argument(help: str, check: Callable[[Path], object] | None = None) -> Any:
+CHECKS = "copfl.checks"  # in the context of a command: what it does first
+
+
+def argument(help: str, check: str = "") -> Any:
     """An argument of a command.
 
     Args:
         help: A sentence.
-        check: Of a folder: raises a CopflError before what the command does is imported.
+        check: The function of `federation.protocol.app_folder` that raises a CopflError where the folder is none of
+            the command's: before what the command does is imported.
     """
 
-    def checked(folder: Path) -> Path:
-        assert check is not None
-        check(folder)
+    def checked(context: typer.Context, folder: Path) -> Path:
+        context.meta.setdefault(CHECKS, []).append((check, folder))
         return folder
 
     return typer.Argument(help=help, callback=checked if check else None)
@@ -244,6 +247,13 @@ def check_algorithms(rows: Iterable[str]) -> None:
 
 class Command(TyperCommand):
     """A command whose help lists its options in titled groups, as plain text in a terminal and in a pipe."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        for check, folder in ctx.meta.pop(CHECKS, ()):
+            from copfl.federation.protocol import app_folder
+
+            getattr(app_folder, check)(folder)
+        return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {title: [] for title in PANELS}

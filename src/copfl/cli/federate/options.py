@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from copfl.cli.options import argument, option
 from copfl.errors import UsageError
-from copfl.federation.protocol.app_folder import check_app_or_site, read_app
 from copfl.settings.toml import assignment
 
 if TYPE_CHECKING:
@@ -15,7 +14,9 @@ if TYPE_CHECKING:
 
 # Options of several commands.
 NewAppFolder = Annotated[Path, argument("A new folder for the app, such as clinic.")]
-AppFolder = Annotated[Path, argument("The folder that `copfl federate init` made, such as clinic.", read_app)]
+AppFolder = Annotated[
+    Path, argument("The folder that `copfl federate init` made, such as clinic.", "read_app")
+]
 Secure = Annotated[
     bool | None,
     option(
@@ -43,7 +44,8 @@ RunName = Annotated[str | None, option("Output", "The run's name; default: the l
 AppOrStateFolder = Annotated[
     Path,
     argument(
-        "The folder of `copfl site join` or `copfl federate init`, or a node's state-dir.", check_app_or_site
+        "The folder of `copfl site join` or `copfl federate init`, or a node's state-dir.",
+        "check_app_or_site",
     ),
 ]
 

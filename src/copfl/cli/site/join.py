@@ -12,7 +12,6 @@ from copfl.cli.federate.options import LogFormat, LogLevel, app_config, require_
 from copfl.cli.options import argument, option
 from copfl.cli.report import report_of_node
 from copfl.errors import CopflError, UsageError, raised_as, stoppable
-from copfl.federation.protocol.app_folder import check_site
 from copfl.foreign import printable
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ Settings = Annotated[
     list[str] | None,
     option("Training", "Another key of the node, such as threads=4, which is kept; repeatable.", "--set -s"),
 ]
-SiteFolder = Annotated[Path, argument("The folder that `copfl site join` made, such as north.", check_site)]
+SiteFolder = Annotated[Path, argument("The folder that `copfl site join` made, such as north.", "check_site")]
 
 
 def join(

@@ -9,13 +9,12 @@ import typer
 from copfl.cli.federate.options import require_flower
 from copfl.cli.options import Json, argument, option
 from copfl.errors import UsageError
-from copfl.federation.protocol.app_folder import check_site
 from copfl.foreign import printable
 
 SHOWN = 8  # names of columns in a sentence
 StateFolder = Annotated[
     Path,
-    argument("The folder that `copfl site join` made, such as north, or a node's state-dir.", check_site),
+    argument("The folder that `copfl site join` made, such as north, or a node's state-dir.", "check_site"),
 ]
 
 

@@ -174,7 +174,7 @@ def test_a_finished_run_is_not_started_again(
 ) -> None:
     started: list[Any] = []
     monkeypatch.setattr(local, "read_app", lambda folder: {"config": {"run": {"rounds": 2}}})
-    monkeypatch.setattr(trial_commands, "_local", lambda folder: local)
+    monkeypatch.setattr(trial_commands, "_local", lambda: local)
 
     def resume(*given: Any, **_: Any) -> list[Any]:
         started.append(given)
@@ -185,6 +185,9 @@ def test_a_finished_run_is_not_started_again(
     run.mkdir(parents=True)
     (run / "server.copfl").touch()
     monkeypatch.setattr(ServerFolder, "rounds", lambda folder: [{"round": n} for n in range(2)])
+    (tmp_path / "pyproject.toml").write_text(
+        "[tool.flwr.app.config]\n[tool.copfl]\nhost='localhost'\nport=1\n"
+    )
     answer = called(capsys, "federate", "resume", tmp_path)
     assert (answer.code, answer.err, started) == (0, "", [])
     assert answer.out.startswith("the run first is finished: it has 2 rounds; --rounds N continues it")

@@ -255,6 +255,9 @@ def test_the_status_of_a_node(tmp_path: Path) -> None:
 
 
 def test_options_are_checked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        "[tool.flwr.app.config]\n[tool.copfl]\nhost='localhost'\nport=1\n"
+    )
     done = called(capsys, "federate", "up", tmp_path, "--log-format", "xml")
     assert (done.code, 'no log_format "xml"' in done.err) == (2, True)
     done = called(capsys, "site", "node", "--superlink", "a:1", "--log-level", "loud")

@@ -114,71 +114,71 @@ def read_record(job: Job) -> Record:
     """The record of a finished run; a RunError if its metrics cannot be right."""
     damage = f"{job.title}: its files are damaged ({{}}); delete {job.path} to have that run made again"
     with raised_as(RunError, damage, OSError, *foreign.DAMAGE):
-        return _record(job)
-
-
-def _record(job: Job) -> Record:
-    lines = records.read(job.path / "rounds.jsonl")[: job.rounds]
-    timing = [line["seconds"] for line in records.read(job.path / "timing.jsonl")[: job.rounds]]
-    folder = RunFolder(job.path)
-    partition, ran = folder.partition(), folder.tables()["run"]
-    tested = np.array([len(test_samples) > 0 for test_samples in partition.test])
-    if not tested.any():
-        raise DataError(f"{job.title}: no client has test samples; use another partition")
-    environment = environment_of(job)
-    metrics = metrics_of(environment)
-    primary = metrics[0].name
-    evaluations = [line for line in lines if primary in line["per_client"]]
-    evaluated = _evaluated(job, metrics, evaluations, tested)
-    malicious = np.nan_to_num(records.table(lines, "malicious", partition.clients)).any(0)
-    tables = {name: np.where(malicious, math.nan, values) for name, values in evaluated.values.items()}
-    # Of few clients in a round, none may be tested.
-    shown = np.flatnonzero(~np.isnan(tables[primary]).all(axis=1))
-    if evaluated.undefined and not len(shown):
-        raise DataError(
-            f"{job.title}: the {metrics[0].title} of no client's test samples is defined, such as when each "
-            "client has one class; name another metric, or use another partition"
+        lines = records.read(job.path / "rounds.jsonl")[: job.rounds]
+        timing = [line["seconds"] for line in records.read(job.path / "timing.jsonl")[: job.rounds]]
+        folder = RunFolder(job.path)
+        partition, ran = folder.partition(), folder.tables()["run"]
+        tested = np.array([len(test_samples) > 0 for test_samples in partition.test])
+        if not tested.any():
+            raise DataError(f"{job.title}: no client has test samples; use another partition")
+        environment = environment_of(job)
+        metrics = metrics_of(environment)
+        primary = metrics[0].name
+        evaluations = [line for line in lines if primary in line["per_client"]]
+        evaluated = _evaluated(job, metrics, evaluations, tested)
+        malicious = np.nan_to_num(records.table(lines, "malicious", partition.clients)).any(0)
+        tables = {name: np.where(malicious, math.nan, values) for name, values in evaluated.values.items()}
+        # Of few clients in a round, none may be tested.
+        shown = np.flatnonzero(~np.isnan(tables[primary]).all(axis=1))
+        if evaluated.undefined and not len(shown):
+            raise DataError(
+                f"{job.title}: the {metrics[0].title} of no client's test samples is defined, such as when each "
+                "client has one class; name another metric, or use another partition"
+            )
+        train_losses, test_losses = (
+            [float(evaluations[evaluation]["mean"].get(name, math.nan)) for evaluation in shown]
+            for name in ("loss", "test_loss")
         )
-    train_losses, test_losses = (
-        [float(evaluations[evaluation]["mean"].get(name, math.nan)) for evaluation in shown]
-        for name in ("loss", "test_loss")
-    )
-    best = np.fmax if metrics[0].higher_is_better else np.fmin
-    highest = {name: best.reduce(tables[name]).tolist() for name in accuracies("all", primary)}
-    notes = [environment.get("data", ""), *environment.get("partition", [])]
-    final = {name: last_evaluations(values, job.last) for name, values in tables.items()}
-    if job.run.run.select == "best":
-        best_rounds = records.best_rounds(lines, metrics[0], partition.clients).rounds
-        rounds = [line["round"] for line in evaluations]
-        final = {name: _of_rounds(best_rounds, rounds, tables[name], value) for name, value in final.items()}
-    at_end = final_file.read(job.path, len(lines), partition.clients)
-    if at_end is not None:
-        final = {name: _completed(values, name, at_end, metrics, tested) for name, values in final.items()}
-    return Record(
-        tables=essential(job.run),
-        validation=job.validation,
-        last=averaged(len(shown)) if job.last is None else job.last,
-        rounds=[evaluations[evaluation]["round"] for evaluation in shown],
-        curves={name: mean_of_known(values[shown], 1).tolist() for name, values in tables.items()}
-        | {"loss": train_losses, "test_loss": test_losses},
-        clients={name: values.tolist() for name, values in final.items()},
-        best={name: values for name, values in highest.items() if not all(map(math.isnan, values))},
-        cost={
-            "bytes_up": _per_client(lines, "bytes_up"),
-            "bytes_down": _per_client(lines, "bytes_down"),
-            "seconds": float(np.median(timing[1:] or timing)),  # the first one also warms up
-            "broken": evaluated.broken,
-            **({"undefined": evaluated.undefined} if evaluated.undefined else {}),
-        },
-        start=environment["start"],
-        data="; ".join(note for note in notes if note),
-        where={key: str(environment[key]) for key in WHERE if key in environment}
-        | {key: str(ran[key]) for key in ("engine", "precision") if key in ran},
-        new=new_clients.read(job.path),
-        metrics=metrics,
-        names=environment.get("client_names", ()),
-        final_evaluation=at_end,
-    )
+        best = np.fmax if metrics[0].higher_is_better else np.fmin
+        highest = {name: best.reduce(tables[name]).tolist() for name in accuracies("all", primary)}
+        notes = [environment.get("data", ""), *environment.get("partition", [])]
+        final = {name: last_evaluations(values, job.last) for name, values in tables.items()}
+        if job.run.run.select == "best":
+            best_rounds = records.best_rounds(lines, metrics[0], partition.clients).rounds
+            rounds = [line["round"] for line in evaluations]
+            final = {
+                name: _of_rounds(best_rounds, rounds, tables[name], value) for name, value in final.items()
+            }
+        at_end = final_file.read(job.path, len(lines), partition.clients)
+        if at_end is not None:
+            final = {
+                name: _completed(values, name, at_end, metrics, tested) for name, values in final.items()
+            }
+        return Record(
+            tables=essential(job.run),
+            validation=job.validation,
+            last=averaged(len(shown)) if job.last is None else job.last,
+            rounds=[evaluations[evaluation]["round"] for evaluation in shown],
+            curves={name: mean_of_known(values[shown], 1).tolist() for name, values in tables.items()}
+            | {"loss": train_losses, "test_loss": test_losses},
+            clients={name: values.tolist() for name, values in final.items()},
+            best={name: values for name, values in highest.items() if not all(map(math.isnan, values))},
+            cost={
+                "bytes_up": _per_client(lines, "bytes_up"),
+                "bytes_down": _per_client(lines, "bytes_down"),
+                "seconds": float(np.median(timing[1:] or timing)),  # the first one also warms up
+                "broken": evaluated.broken,
+                **({"undefined": evaluated.undefined} if evaluated.undefined else {}),
+            },
+            start=environment["start"],
+            data="; ".join(note for note in notes if note),
+            where={key: str(environment[key]) for key in WHERE if key in environment}
+            | {key: str(ran[key]) for key in ("engine", "precision") if key in ran},
+            new=new_clients.read(job.path),
+            metrics=metrics,
+            names=environment.get("client_names", ()),
+            final_evaluation=at_end,
+        )
 
 
 class _Evaluated(NamedTuple):

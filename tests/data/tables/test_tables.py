@@ -317,6 +317,23 @@ def test_missing_values_are_filled_or_their_rows_left_out(tmp_path: Path) -> Non
     assert "2 of 42 rows with missing values are left out: age 1, town 1" in dropped.note
 
 
+def test_rows_without_a_target_are_told_from_those_that_can_be_filled(tmp_path: Path) -> None:
+    rows = [*ROWS, {**ROWS[0], "age": ""}, {**ROWS[1], "ill": ""}]
+    path = write_csv(tmp_path / "t.csv", rows)
+    for missing in ("refuse", "fill"):
+        with pytest.raises(
+            DataError, match=r"leave the rows without ill out .*'fill'.*'drop'.*40 of 42 rows"
+        ):
+            load(path, target="ill", missing=missing)
+    with pytest.raises(DataError, match=r"ill 1\. Complete them, or use .*'drop'.* \(41 of 42 rows stay\)$"):
+        load(path, target="ill", drop="age")
+
+
+def test_one_class_is_named_before_a_run(tmp_path: Path) -> None:
+    found = load(write_csv(tmp_path / "t.csv", [{**row, "ill": "yes"} for row in ROWS]), target="ill")
+    assert "all samples are yes: there is nothing to predict" in overview(found)
+
+
 def test_a_filled_number_has_a_feature_that_says_so(tmp_path: Path) -> None:
     rows = [
         {"age": "" if n == 1 else n, "size": n, "town": "" if n == 2 else "a", "ill": n % 2}

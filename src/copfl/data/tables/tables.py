@@ -672,15 +672,22 @@ def _without_missing(
     if not gaps:
         return tables, []
     shown = listed([f"{name} {count:,}" for name, count in gaps.items()], 8)
-    fill = f"{how_to_set('data.missing', 'fill')} (the column's mean, no category)"
-    drop = f"{how_to_set('data.missing', 'drop')} (without those rows)"
-    if how == "fill" and not gaps.keys() & set(needed):
+    unfilled = [name for name in gaps if name in needed]
+    if how == "fill" and not unfilled:
         return tables, [f"missing values filled: {shown}"]
-    if how != "drop":
-        remedy = drop if gaps.keys() & set(needed) else f"{fill} or {drop}"
-        raise DataError(f"values are missing (rows of each column): {shown}. Complete them, or use {remedy}")
     complete = [np.all([present(table.columns[name]) for name in gaps], axis=0) for table in tables]
     before, after = sum(map(len, tables)), int(sum(mask.sum() for mask in complete))
+    fill = f"{how_to_set('data.missing', 'fill')} (the column's mean, no category)"
+    if how != "drop":
+        drop = f"{how_to_set('data.missing', 'drop')} ({after:,} of {before:,} rows stay)"
+        remedies = [f"use {fill}"]
+        if unfilled and len(unfilled) == len(gaps):
+            remedies = []
+        elif unfilled:
+            nobody_fills = f"rows without {listed(unfilled, 8)} out of the file, as they cannot be filled"
+            remedies = [f"leave the {nobody_fills}, and use {fill}"]
+        remedy = ", or ".join([*remedies, f"use {drop}"])
+        raise DataError(f"values are missing (rows of each column): {shown}. Complete them, or {remedy}")
     if not after:
         raise DataError(
             f"every row has a missing value: {shown}; use {fill} or {how_to_set('data.drop', 'COLUMN')}"
@@ -699,8 +706,9 @@ def _check_uses(columns: dict[str, list[str]]) -> None:
     for use, names in columns.items():
         for name in names:
             if uses.get(name, use) != use:
+                why = "; no model learns from it anyway" if use == "drop" and uses[name] != "target" else ""
                 raise DataError(
-                    f'the column "{name}" is named as {uses[name]} and as {use}; it can be one of them'
+                    f'the column "{name}" is named as {uses[name]} and as {use}; it can be one of them{why}'
                 )
             uses[name] = use
 

@@ -38,7 +38,7 @@ from copfl.data.tables.columns import (
     times_of,
     words,
 )
-from copfl.data.tables.doubts import Doubts, doubts_of, site_column
+from copfl.data.tables.doubts import Doubts, doubts_of, group_columns, site_column
 from copfl.data.tables.encoders import Encoder, TableInfo, encoded, encoder, unknown_categories
 from copfl.data.tables.files import LINES, READ_AS_MISSING, read_table
 from copfl.data.targets import LARGEST_NUMBER, MOST_AMBIGUOUS
@@ -190,6 +190,10 @@ def from_tables(
         columns = spare or {column.name: tables[0].columns[column.name] for column in samples.info.columns}
         site = site_column(DataTable(columns))
         warnings = [*([] if site is None else [site.text]), *warnings]
+    if roles.clients and not roles.groups and not roles.texts and not encoders:
+        learned = DataTable({column.name: tables[0].columns[column.name] for column in samples.info.columns})
+        patients = group_columns(learned, tables[0].columns[roles.clients[0]])
+        warnings = [*(patient.text for patient in patients), *warnings]
     about_rows = (*missing_notes, *about_target, *about_stretches, *samples.notes, *doubts.notes)
     note = "; ".join(filter(None, (data.note, *notes, *about_rows)))
     cells = None if roles.texts or encoders else Cells(tables, chosen, roles, as_categories, missing)

@@ -542,11 +542,11 @@ def _summary(encoders: Sequence[Encoder]) -> str:
     """Which columns are numbers and which categories, for readers."""
     numbers = [e.name for e in encoders if not e.categories]
     words = [f"{e.name} ({len(e.categories)})" for e in encoders if e.categories]
-    parts = [f"{len(numbers)} standardised columns of numbers"] if numbers else []
+    parts = [f"numbers, standardised: {listed(numbers, 8)}"] if numbers else []
     if marked := [e.name for e in encoders if e.indicator]:
         parts.append(f"a column that says where it is missing for {listed(marked, 8)}")
     parts += [f"categories: {', '.join(words[:8])}{', ...' if len(words) > 8 else ''}"] if words else []
-    return ", ".join(parts)
+    return "; ".join(parts)
 
 
 def _doubtful(encoders: Sequence[Encoder], table: DataTable) -> list[str]:

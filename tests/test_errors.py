@@ -94,6 +94,11 @@ def test_a_setting_is_named_as_the_user_gives_it(monkeypatch: pytest.MonkeyPatch
         ("optimizer.lr", 0.1, "--lr"): ("--lr 0.1", "lr=0.1"),
         ("partition.name", "iid", "--partition"): ("--partition iid", "partition='iid'"),
         ("data.drop", "id", ""): ("--set data.drop=id", "data_options={'drop': 'id'}"),
+        ("data.drop", "first name,id", ""): (
+            "--set 'data.drop=first name,id'",
+            "data_options={'drop': 'first name,id'}",
+        ),
+        ("data.group", "a $", "--group"): ("--group 'a $'", "group='a $'"),
         ("kind", "regression", "--task"): ("--task regression", "kind='regression'"),
         ("task.metrics", "auc", "--metrics"): ("--metrics auc", "task={'metrics': 'auc'}"),
     }

@@ -15,6 +15,8 @@ import contextlib
 import difflib
 import importlib
 import os
+import re
+import shlex
 import sys
 import warnings
 from collections.abc import Collection, Iterable, Iterator
@@ -98,6 +100,7 @@ def raised_as(kind: type[CopflError], message: str, *caught: type[Exception]) ->
         raise kind(message.replace("{}", str(text))) from error
 
 
+OF_THE_SHELL = re.compile(r"""[\s"'`$&|;<>()*?!#\\]""")  # no argument has these unless it is in quotes
 COMMAND_LINE = "COPFL_COMMAND_LINE"  # set in the environment, and so in child processes, by the command line
 
 
@@ -117,7 +120,9 @@ def how_to_set(key: str, value: object, flag: str = "") -> str:
     """A setting as the user gives it: `--lr 0.1` or `--set optimizer.lr=0.1`, in Python `lr=0.1`."""
     table, _, name = key.rpartition(".")
     if COMMAND_LINE in os.environ:
-        return f"{flag} {value}" if flag else f"--set {key}={value}"
+        argument = str(value) if flag else f"{key}={value}"
+        written = shlex.quote(argument) if OF_THE_SHELL.search(argument) else argument
+        return f"{flag or '--set'} {written}"
     text = repr(value) if isinstance(value, str) else str(value)
     if name == "name":
         return f"{table}={text}"

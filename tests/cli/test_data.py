@@ -29,11 +29,15 @@ def test_a_table_is_described_and_run_with_its_clients(here: Path, capsys: Captu
     answer = called(capsys, "data", "describe", *words)
     assert (answer.code, answer.err) == (0, "")
     assert "missing values filled: age 1" in answer.out
-    missing = r"values are missing \(rows of each column\): .* use --set data\.missing=fill"
+    missing = r"values are missing \(rows of each column\): .* use --set data\.missing=fill .* \(40 of 41 rows stay\)"
     needs = rf"A run needs one more option: \S*t\.csv: {missing}"
     assert re.search(needs, answer.out)
     assert "A run needs" not in called(capsys, "data", "describe", *words, "-s", "data.missing=fill").out
     assert "who has what" in answer.out
+    refused = called(capsys, "data", "describe", *words, "--group", "town", "-s", "data.drop=town")
+    assert "named as group and as drop; it can be one of them; no model learns from it anyway" in refused.err
+    refused = called(capsys, "data", "describe", *words, "--set", "data.drop=age", "of", "Rome")
+    assert "put a value with spaces into quotes, such as 'data.drop=" in refused.err
     write_csv(here / "t.csv", ROWS)
     run = ("--model", "mlp", "-s", "model.width=4", "-r", 1, "-o", "a")
     answer = called(capsys, "run", "--dataset", *words, *run)

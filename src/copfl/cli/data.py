@@ -41,6 +41,12 @@ def describe(
     target: Annotated[str | None, option("Data", "The column of a table to predict.")] = None,
     client: Annotated[str | None, option("Data", "The column that names the client.")] = None,
     text: Annotated[str | None, option("Data", "The column of the texts to learn from.")] = None,
+    group: Annotated[
+        str | None, option("Data", "The column that says which rows belong together, such as a patient.")
+    ] = None,
+    time: Annotated[
+        str | None, option("Data", "The column of the date: the last rows are test rows.")
+    ] = None,
     event: Annotated[
         str | None, option("Data", "Of survival, the column that says whether the event was seen.")
     ] = None,
@@ -58,8 +64,8 @@ def describe(
     from copfl.settings import named_code
     from copfl.settings.data import data_of, data_record
 
-    line = {"name": name, "target": target, "client": client, "text": text, "event": event, "start": start}
-    line |= {"dir": None if data_dir is None else str(data_dir)}
+    line = {"name": name, "target": target, "client": client, "text": text, "group": group, "time": time}
+    line |= {"event": event, "start": start, "dir": None if data_dir is None else str(data_dir)}
     table = {key: value for key, value in line.items() if value is not None}
     table |= {key: value for kind, key, value in map(assignment, settings or []) if kind == "data"}
     refusal = ""

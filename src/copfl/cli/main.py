@@ -81,6 +81,8 @@ def main() -> NoReturn:
                 name for parameter in error.ctx.command.params for name in parameter.opts if name[:2] == "--"
             ]
             message = str(unknown_key(error.option_name, None, known))
+        if "unexpected extra argument" in message:
+            message += ": put a value with spaces into quotes, such as 'data.drop=first name,age'"
         end = "" if message.endswith(("?", ".")) else "."
         _print_error(f"{message}{end} `{command} --help` describes the options")
     except click.ClickException as error:

@@ -176,6 +176,21 @@ def test_rows_are_not_named_where_others_were_left_out_before() -> None:
     assert "such as" not in warning
 
 
+# 5. Patients
+
+
+def test_a_column_that_looks_like_a_patient_names_the_option() -> None:
+    patient = np.empty(N, np.int64)
+    for number, site in enumerate(np.unique(SITE)):
+        rows = np.flatnonzero(site == SITE)
+        patient[rows] = 1000 * number + np.arange(len(rows)) // 2
+    (warning,) = data_of(patient=patient).warnings
+    assert warning.startswith('the column "patient" looks like a patient\'s number: ')
+    assert " in 200 rows, each at one client alone; if so, add --group patient" in warning
+    assert not data_of(patient=patient % 1000).warnings  # the same numbers at two sites say nothing
+    assert not data_of(patient=patient // 10).warnings  # a ward
+
+
 # 3. Giveaways
 
 

@@ -69,7 +69,7 @@ def test_the_same_table_in_every_form(tmp_path: Path, write: Any, name: str) -> 
     assert (everything[:, 1:].sum(axis=1) == 1).all()
     assert found.test.group is not None
     assert np.bincount(found.test.group).tolist() == [2, 2, 2, 2]
-    assert "1 standardised columns of numbers, categories: town (2)" in found.note
+    assert "numbers, standardised: age; categories: town (2)" in found.note
 
 
 def test_statistics_and_categories_are_those_of_the_train_part(tmp_path: Path) -> None:
@@ -317,6 +317,23 @@ def test_missing_values_are_filled_or_their_rows_left_out(tmp_path: Path) -> Non
     assert "2 of 42 rows with missing values are left out: age 1, town 1" in dropped.note
 
 
+def test_rows_without_a_target_are_told_from_those_that_can_be_filled(tmp_path: Path) -> None:
+    rows = [*ROWS, {**ROWS[0], "age": ""}, {**ROWS[1], "ill": ""}]
+    path = write_csv(tmp_path / "t.csv", rows)
+    for missing in ("refuse", "fill"):
+        with pytest.raises(
+            DataError, match=r"leave the rows without ill out .*'fill'.*'drop'.*40 of 42 rows"
+        ):
+            load(path, target="ill", missing=missing)
+    with pytest.raises(DataError, match=r"ill 1\. Complete them, or use .*'drop'.* \(41 of 42 rows stay\)$"):
+        load(path, target="ill", drop="age")
+
+
+def test_one_class_is_named_before_a_run(tmp_path: Path) -> None:
+    found = load(write_csv(tmp_path / "t.csv", [{**row, "ill": "yes"} for row in ROWS]), target="ill")
+    assert "all samples are yes: there is nothing to predict" in overview(found)
+
+
 def test_a_filled_number_has_a_feature_that_says_so(tmp_path: Path) -> None:
     rows = [
         {"age": "" if n == 1 else n, "size": n, "town": "" if n == 2 else "a", "ill": n % 2}
@@ -483,7 +500,7 @@ def test_a_column_that_may_be_an_identifier_is_named() -> None:
     with on_command_line():
         note = tables.from_tables([DataTable.of(rows)], "visits", target="ill").note
     assert "--set data.drop=patient" in note
-    assert "age" not in note
+    assert not re.search(r"age[^;]*: few rows", note)
     without = tables.from_tables([DataTable.of(rows)], "visits", target="ill", drop="patient,day")
     assert "few rows share" not in without.note
 

@@ -52,9 +52,11 @@ def skew(dataset: Dataset) -> str:
         return ""
     counts = np.bincount(dataset.train.y)
     share = counts.max() / counts.sum()
-    if share < SKEWED or len(dataset.classes) < 2:
+    if share < SKEWED or not dataset.classes:
         return ""
     name = dataset.classes[int(counts.argmax())]
+    if len(dataset.classes) == 1:
+        return f"all samples are {name}: there is nothing to predict"
     metrics = how_to_set("task.metrics", "balanced_accuracy,accuracy", "--metrics")
     return (
         f"{100 * share:.0f} % of the samples are {name}, and a model that always answers so has this accuracy: "

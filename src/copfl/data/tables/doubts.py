@@ -390,6 +390,50 @@ def _is_called_site(name: str) -> bool:
     return bool(words) and SITES.fullmatch(words[-1]) is not None
 
 
+# 5. A column that looks like a patient
+
+MOST_REPEATS = 4  # rows of a patient, on average: a ward or a doctor has more
+FEWEST_REPEATED = 10  # patients with several rows
+
+
+class GroupColumn(NamedTuple):
+    """A column that looks like a patient of several rows, where no column was named as the group."""
+
+    column: str
+    values: int
+    rows: int
+
+    @property
+    def text(self) -> str:
+        return (
+            f'the column "{self.column}" looks like a patient\'s number: {self.values:,} values in {self.rows:,} rows, '
+            f"each at one client alone; if so, add {how_to_set('data.group', self.column, '--group')}, else rows of "
+            f"one patient train and test; if not, and it should be no feature, {how_to_set('data.drop', self.column)}"
+        )
+
+
+def group_columns(table: DataTable, site: Column) -> list[GroupColumn]:
+    """Columns whose values have few rows each, and never rows at two sites, as chance hardly does.
+
+    Args:
+        table: The columns to learn from.
+        site: Of each row.
+    """
+    found = []
+    sites = coded(site)
+    for name, cells in table.columns.items():
+        if not _may_be_names(cells):
+            continue
+        column = coded(cells)
+        count, rows = len(column.values), len(cells)
+        is_repeated = np.count_nonzero(np.bincount(column.codes[column.codes >= 0]) > 1) >= FEWEST_REPEATED
+        if cells.null_count or not is_repeated or rows > MOST_REPEATS * count:
+            continue
+        if len(np.unique(column.codes * len(sites.values) + sites.codes)) == count and len(sites.values) > 1:
+            found.append(GroupColumn(name, count, rows))
+    return found
+
+
 # All of them
 
 

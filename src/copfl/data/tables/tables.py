@@ -38,7 +38,7 @@ from copfl.data.tables.columns import (
     times_of,
     words,
 )
-from copfl.data.tables.doubts import Doubts, doubts_of, site_column
+from copfl.data.tables.doubts import Doubts, doubts_of, group_columns, site_column
 from copfl.data.tables.encoders import Encoder, TableInfo, encoded, encoder, unknown_categories
 from copfl.data.tables.files import LINES, READ_AS_MISSING, read_table
 from copfl.data.targets import LARGEST_NUMBER, MOST_AMBIGUOUS
@@ -190,6 +190,10 @@ def from_tables(
         columns = spare or {column.name: tables[0].columns[column.name] for column in samples.info.columns}
         site = site_column(DataTable(columns))
         warnings = [*([] if site is None else [site.text]), *warnings]
+    if roles.clients and not roles.groups and not roles.texts and not encoders:
+        learned = DataTable({column.name: tables[0].columns[column.name] for column in samples.info.columns})
+        patients = group_columns(learned, tables[0].columns[roles.clients[0]])
+        warnings = [*(patient.text for patient in patients), *warnings]
     about_rows = (*missing_notes, *about_target, *about_stretches, *samples.notes, *doubts.notes)
     note = "; ".join(filter(None, (data.note, *notes, *about_rows)))
     cells = None if roles.texts or encoders else Cells(tables, chosen, roles, as_categories, missing)
@@ -538,11 +542,11 @@ def _summary(encoders: Sequence[Encoder]) -> str:
     """Which columns are numbers and which categories, for readers."""
     numbers = [e.name for e in encoders if not e.categories]
     words = [f"{e.name} ({len(e.categories)})" for e in encoders if e.categories]
-    parts = [f"{len(numbers)} standardised columns of numbers"] if numbers else []
+    parts = [f"numbers, standardised: {listed(numbers, 8)}"] if numbers else []
     if marked := [e.name for e in encoders if e.indicator]:
         parts.append(f"a column that says where it is missing for {listed(marked, 8)}")
     parts += [f"categories: {', '.join(words[:8])}{', ...' if len(words) > 8 else ''}"] if words else []
-    return ", ".join(parts)
+    return "; ".join(parts)
 
 
 def _doubtful(encoders: Sequence[Encoder], table: DataTable) -> list[str]:
@@ -672,15 +676,22 @@ def _without_missing(
     if not gaps:
         return tables, []
     shown = listed([f"{name} {count:,}" for name, count in gaps.items()], 8)
-    fill = f"{how_to_set('data.missing', 'fill')} (the column's mean, no category)"
-    drop = f"{how_to_set('data.missing', 'drop')} (without those rows)"
-    if how == "fill" and not gaps.keys() & set(needed):
+    unfilled = [name for name in gaps if name in needed]
+    if how == "fill" and not unfilled:
         return tables, [f"missing values filled: {shown}"]
-    if how != "drop":
-        remedy = drop if gaps.keys() & set(needed) else f"{fill} or {drop}"
-        raise DataError(f"values are missing (rows of each column): {shown}. Complete them, or use {remedy}")
     complete = [np.all([present(table.columns[name]) for name in gaps], axis=0) for table in tables]
     before, after = sum(map(len, tables)), int(sum(mask.sum() for mask in complete))
+    fill = f"{how_to_set('data.missing', 'fill')} (the column's mean, no category)"
+    if how != "drop":
+        drop = f"{how_to_set('data.missing', 'drop')} ({after:,} of {before:,} rows stay)"
+        remedies = [f"use {fill}"]
+        if unfilled and len(unfilled) == len(gaps):
+            remedies = []
+        elif unfilled:
+            nobody_fills = f"rows without {listed(unfilled, 8)} out of the file, as they cannot be filled"
+            remedies = [f"leave the {nobody_fills}, and use {fill}"]
+        remedy = ", or ".join([*remedies, f"use {drop}"])
+        raise DataError(f"values are missing (rows of each column): {shown}. Complete them, or {remedy}")
     if not after:
         raise DataError(
             f"every row has a missing value: {shown}; use {fill} or {how_to_set('data.drop', 'COLUMN')}"
@@ -699,8 +710,9 @@ def _check_uses(columns: dict[str, list[str]]) -> None:
     for use, names in columns.items():
         for name in names:
             if uses.get(name, use) != use:
+                why = "; no model learns from it anyway" if use == "drop" and uses[name] != "target" else ""
                 raise DataError(
-                    f'the column "{name}" is named as {uses[name]} and as {use}; it can be one of them'
+                    f'the column "{name}" is named as {uses[name]} and as {use}; it can be one of them{why}'
                 )
             uses[name] = use
 

@@ -182,6 +182,18 @@ FAILS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: copfl.run("fedprox", mu=0.1),  # type: ignore[call-arg]
         r"mu=0.1 is an option of fedprox: algorithm_options=\{'mu': 0.1\}",
     ),
+    "an option of a method among several": (
+        lambda: copfl.compare(["fedprox", "fedavg"], mu=0.1),  # type: ignore[call-arg]
+        'mu=0.1 is an option of fedprox: write it behind the name, "fedprox:mu=0.1"',
+    ),
+    "PFLlib's share of participants": (
+        lambda: copfl.compare(["fedavg"], join_ratio=0.5),  # type: ignore[call-arg]
+        'join_ratio=0.5 is no setting; did you mean "participation"',
+    ),
+    "PFLlib's learning rate": (
+        lambda: copfl.run("fedavg", local_learning_rate=0.1),  # type: ignore[call-arg]
+        'did you mean "lr"',
+    ),
     "a method as its paper writes it": (
         lambda: copfl.run("FedAvg-FT"),
         "'FedAvg-FT' is unknown; did you mean \"fedavg_ft\"",

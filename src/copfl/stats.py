@@ -84,6 +84,20 @@ class Difference(NamedTuple):
         }
 
 
+def how_decided(rows: int) -> str:
+    """The sentences below a table of differences that say what its verdicts rest on.
+
+    Args:
+        rows: How many differences the table has.
+    """
+    if rows < 2:
+        return "The verdict is by the interval over both."
+    return (
+        f"The verdicts are by the interval over both and hold for all {rows} together (Holm): "
+        "an interval alone may exclude zero where its row is not told apart."
+    )
+
+
 class Correlation(NamedTuple):
     """A rank correlation with its interval; all nan where nothing can be ranked."""
 

@@ -15,7 +15,12 @@ FEW_AND_MANY = ((2, 2), (3, 3), (10, 3), (30, 2))  # clients and seeds
 def main() -> None:
     """Prints the tables as Markdown."""
     models = (*MODELS, OWN)
-    print("| clients | seeds | " + " | ".join(models) + " |\n|" + " ---: |" * (2 + len(models)))
+    print(
+        "| number of clients | number of seeds | "
+        + " | ".join(models)
+        + " |\n|"
+        + " ---: |" * (2 + len(models))
+    )
     for clients in CLIENTS:
         for seeds in SEEDS:
             rates = [100 * coverage(clients, seeds, model) for model in models]

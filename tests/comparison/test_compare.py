@@ -221,6 +221,14 @@ def test_the_winner_of_the_tuning_is_what_is_run(tmp_path: Path, data: Path) -> 
     ]
 
 
+def test_inputs_that_are_not_scaled_are_named_below_the_table(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    samples = rng.normal(0, 1000, (60, 3)).astype(np.float32), np.arange(60) % 2
+    how: dict[str, Any] = {"rounds": 1, "clients": 2, "partition": "iid", "rivals": False}
+    found = copfl.compare(["local"], samples, seeds=[0], tune={}, out=tmp_path, **how)
+    assert any(note.startswith("The inputs are not scaled") for note in found.notes)
+
+
 def test_equals_are_decided_by_the_order_and_unequal_budgets_are_noted(tmp_path: Path, data: Path) -> None:
     tune = {"copfl.rate": [0.1, 0.11, 0.12], "copfl.budget": [0.0]}  # nothing personal: the rate is idle
     found = compare(["local", "copfl"], seeds=[0], base_tables=base(data), out=tmp_path / "a", tune=tune)

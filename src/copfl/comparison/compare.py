@@ -140,7 +140,7 @@ def compare(
     first = [*settled[0].layers, {"run": {"seed": seeds[0]}}, suitability.CHECK if executor else {}]
     experiment = prepare(complete(*first), validation=validation if any(spaces_of.values()) else 0.0)
     settled, remarks = _suitable(settled, experiment)
-    remarks += [f"{capital(warning)}." for warning in experiment.federation.dataset.warnings]
+    remarks += [f"{capital(hint)}." for hint in experiment.hints]
     for note in remarks:
         log(note)
     labels = [row.label for row in settled]

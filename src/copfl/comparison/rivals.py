@@ -17,7 +17,7 @@ from copfl.rivals.choice import best_of_sites
 from copfl.rivals.records import TITLES, Rivals
 from copfl.settings.complete import complete
 from copfl.settings.toml import Tables
-from copfl.stats import LEVEL, Difference, Spread, difference, for_all, spread_of
+from copfl.stats import LEVEL, Difference, Spread, difference, for_all, how_decided, spread_of
 from copfl.tables import Table, capital
 
 
@@ -107,7 +107,7 @@ def rival_tables(rivals: SeedRivals, rows: Mapping[str, Sequence[Record]]) -> li
         compared.append([title, metric.text(gain.mean, sign="+"), *bounds, metric.verdict(gain.verdict)])
     head = ["", "difference", f"{level} over both", "over seeds", "over clients", "verdict"]
     title = f"Difference to {TITLES[rivals.chosen]} at each client alone, {metric.title}{metric.points}"
-    note = "Paired: the same client of the same seed. Verdicts are as in the table above, corrected for the rows."
+    note = f"Paired: the same client of the same seed. {how_decided(len(compared))}"
     return [*shown, Table(title, head, compared, [note])]
 
 

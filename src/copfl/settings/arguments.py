@@ -299,6 +299,13 @@ def _unknown(name: str, value: Any, algorithm: str | None) -> SettingError:
             if meant in parameters_of(factory, CONTEXT.get(title, ())):
                 of = f"{component}, as {title}={{'name': {component!r}, " if component else f"{title}={{"
                 return SettingError(name, value, f"is an option of {of}{meant!r}: {shown}}}")
+    owners = [one for one, factory in FACTORIES["algorithm"]().items() if name in parameters_of(factory)]
+    if owners:  # a comparison has several algorithms, so the option is named with the one that it is of
+        others = f" (as of {', '.join(owners[1:])})" if owners[1:] else ""
+        advice = (
+            f'is an option of {owners[0]}{others}: write it behind the name, "{owners[0]}:{name}={value}"'
+        )
+        return SettingError(name, value, advice)
     return unknown_key(name, value, {*get_type_hints(WithAddons), *declared_types(RunSettings)})
 
 

@@ -18,7 +18,7 @@ from copfl.comparison.results.tables import Comparison, ComparisonRow, as_markdo
 from copfl.comparison.results.writing import as_csv, as_json, write
 from copfl.comparison.rows.entries import Entry
 from copfl.report import comparison_page
-from copfl.stats import difference
+from copfl.stats import difference, how_decided
 
 ACCURACIES = metric_names("all")
 
@@ -48,6 +48,11 @@ def comparison(seeds: int = 2) -> Comparison:
         ComparisonRow(Entry("local", "local", {}), second, tuned, gains),
     ]
     return Comparison("toys", rows, list(range(seeds)), 5, "copfl", notes=["a note."])
+
+
+def test_a_table_says_what_its_verdicts_rest_on() -> None:
+    assert "Holm" not in how_decided(1)
+    assert "all 2 together (Holm)" in how_decided(2)
 
 
 def test_the_text_by_hand() -> None:

@@ -28,6 +28,8 @@ def test_a_comparison_is_pleasant_to_hold(tmp_path: Path) -> None:
     gap = found.rows[1].differences["accuracy"]
     assert rows["verdict"].tolist() == ["reference", gap.verdict]
     assert (rows["difference_low"][1], rows["difference_high"][1]) == tuple(gap.both)
+    assert np.isnan(rows["p"][0])
+    assert rows["p"][1] == gap.p
     assert found._repr_html_().count("<table>") >= 2
     (axes,) = found.plot().axes
     assert all(float(round).is_integer() for round in axes.get_xticks())

@@ -22,7 +22,7 @@ from copfl.experiment.analysis import convergence as converging
 from copfl.experiment.analysis.gains import share_of
 from copfl.experiment.models import new_clients
 from copfl.settings.schema import optimizer_text
-from copfl.stats import LAST, LEVEL, Difference, Spread, difference, mean_of_known, spread_of
+from copfl.stats import LAST, LEVEL, Difference, Spread, difference, how_decided, mean_of_known, spread_of
 from copfl.tables import Table, capital, number
 
 
@@ -246,12 +246,7 @@ def _differences(comparison: Comparison) -> Table:
         if are_same
         else "over seeds, as every seed has clients of its own"
     )
-    verdicts = (
-        f"The verdicts are by the interval over both and hold for all {len(rows)} together (Holm): "
-        "an interval alone may exclude zero where its row is not told apart."
-        if len(rows) > 1
-        else "The verdict is by the interval over both."
-    )
+    verdicts = how_decided(len(rows))
     note = (
         f"Paired: the same client of the same seed under both. over both: {varies}; the interval over clients takes "
         f"these seeds as given. {verdicts}"

@@ -42,9 +42,10 @@ def frame(comparison: Comparison, of: str) -> Any:
         means = {one: [of_row[one].mean for of_row in metrics] for one in metrics[0]}
         ends = [(math.nan,) * 3 if gap is None else (gap.mean, *gap.both) for gap in gaps]
         differences = {title: [row[n] for row in ends] for n, title in enumerate(DIFFERENCE)}
+        corrected = [math.nan if gap is None else gap.p for gap in gaps]
         verdicts = ["reference" if gap is None else gap.verdict for gap in gaps]
         labels = [row.label for row in comparison.rows]
-        return data_frame({"row": labels, **means, **differences, "verdict": verdicts})
+        return data_frame({"row": labels, **means, **differences, "p": corrected, "verdict": verdicts})
     values: list[tuple[Any, ...]] = []
     for label, run in ((row.label, run) for row in comparison.rows for run in row.outcomes):
         names = run.names or range(len(run.clients[name]))

@@ -858,7 +858,7 @@ COMMANDS = {
     "site check": FEDERATION,
     "site policy": FEDERATION,
     "site key": "it writes a new file",
-    "site rotate": "it reads the owner's key alone",
+    "site rotate": "it reads the owner's key, and the folder as site start does",
     "site node": "it opens what its owner names on the line",
     "site backup": FEDERATION,
     "site restore": "federation/operations/test_backup.py::test_any_damage_is_one_error",

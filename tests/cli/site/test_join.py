@@ -16,6 +16,7 @@ from copfl.data.contract.file import write_contract
 from copfl.errors import RunError
 from copfl.federation.machines import admission
 from copfl.federation.operations import joining
+from copfl.federation.operations.status import as_text, status
 from copfl.federation.policy.file import read_policy
 from copfl.federation.protocol.invitation import invite
 from copfl.federation.protocol.keys import SigningKey, fingerprint, new_key
@@ -60,9 +61,12 @@ def test_one_command_joins_and_one_admits(clinic: Clinic) -> None:
     assert "Read these words" not in again.out
 
 
-def test_a_unit_of_systemd_runs_the_node(clinic: Clinic) -> None:
-    done = clinic.join("--systemd")
+def test_a_unit_of_systemd_runs_the_node(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(clinic.folder)
+    done = clinic.join("--systemd", data="north.csv")
     assert done.code == 0, done.err
+    assert "your data    north.csv, 30 rows" in done.out  # as its owner named it
+    assert joining.read(clinic.folder / "north").options["data"] == str(clinic.data)  # from any folder
     unit = clinic.folder / "north" / "copfl-clinic-north.service"
     assert f"-m copfl site start {clinic.folder / 'north'}" in unit.read_text()
     assert f"systemctl enable --now {unit.stem}" in done.out
@@ -148,10 +152,12 @@ def test_another_server_or_none_loses_nothing(clinic: Clinic, monkeypatch: pytes
     def closed(*_: object) -> str:
         attempts.append(1)
         if len(attempts) < 3:
+            said.append(as_text(status(clinic.folder / "north")))
             raise admission.NotThere("the server does not answer: ask the coordinator whether it runs")
         return invitations.WAITS
 
     attempts: list[int] = []
+    said: list[str] = []
     monkeypatch.setattr(admission, "send", other)
     done = clinic.join()
     assert "another server" in done.err
@@ -161,6 +167,8 @@ def test_another_server_or_none_loses_nothing(clinic: Clinic, monkeypatch: pytes
     done = clinic.call("site", "start", clinic.folder / "north")
     assert done.err.count("ask the coordinator whether it runs. This waits for it") == 1
     assert len(clinic.started) == 1
+    assert "problem     the node is not running" in said[0]
+    assert "problem     the server does not answer: ask the coordinator whether it runs" in said[1]
     answered, _ = joining.answer(joining.read(clinic.folder / "north"))
     assert f"your words are:  {answered.words}" in done.out  # they can be read out before the server is there
     assert f"send it the file {clinic.folder / 'north' / joining.ANSWER}" in done.out

@@ -9,6 +9,7 @@ import json
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from copfl.federation.machines import flower_api, supernode
 from copfl.federation.machines.flower_transport import as_record, content_of
 from copfl.federation.machines.supernode import ConnectedNode, Connection
 from copfl.federation.node import respond
+from copfl.federation.operations.status import status
 from copfl.federation.protocol import keys
 from copfl.federation.protocol.chained_log import AUDIT, verified
 from copfl.federation.protocol.messages import HELLO, TRAIN, Content
@@ -35,6 +37,7 @@ from copfl.federation.protocol.messages import Message as Asked
 from copfl.federation.protocol.settings import settings_of
 from copfl.federation.server.folder import ServerFolder
 from copfl.federation.server.rounds import new_server
+from copfl.files import locked
 from tests.federation.network import CONFIG, DirectTransport, digits, unsigned, write_nodes
 
 NODE = 17
@@ -128,13 +131,13 @@ def test_messages_are_answered(network: Network, tmp_path: Path) -> None:
     assert lines[-1]["reason"] == "the message does not carry a copfl packet"
 
 
-@pytest.mark.parametrize(("status", "is_refused"), [(401, True), (503, False)])
+@pytest.mark.parametrize(("code", "is_refused"), [(401, True), (503, False)])
 def test_a_key_that_the_server_takes_out_ends_the_connection_alone(
-    status: int, is_refused: bool, network: Network, tmp_path: Path
+    code: int, is_refused: bool, network: Network, tmp_path: Path
 ) -> None:
     """The process lives on, and asks to be admitted again; another error of the server is none of the key."""
     node = node_of(network, tmp_path)
-    response = httpx.Response(status, request=httpx.Request("POST", "https://fl/v1/fleet/pull-messages"))
+    response = httpx.Response(code, request=httpx.Request("POST", "https://fl/v1/fleet/pull-messages"))
 
     def receive() -> None:
         node.left.touch()  # so that a node that goes on ends
@@ -144,6 +147,46 @@ def test_a_key_that_the_server_takes_out_ends_the_connection_alone(
     assert node.serve() is is_refused
     (said,) = {supernode.why_refused(response, tmp_path / "key", True)}
     assert "the coordinator has taken it out, or has another server; telephone it" in said
+
+
+def test_the_status_of_a_node_says_why_it_is_not_connected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = httpx.Request("POST", "https://fl/v1/fleet/activate-node")
+    refused = httpx.Response(412, request=request, json={"detail": "Failed to activate SuperNode."})
+    errors = [httpx.ConnectError("refused"), httpx.HTTPStatusError("412", request=request, response=refused)]
+
+    class Client:
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        from_server_address = classmethod(lambda cls, *_, **__: cls())
+        __enter__ = lambda self: self  # noqa: E731
+        __exit__ = lambda self, *_: None  # noqa: E731
+
+        def ActivateNode(self, _: object) -> SimpleNamespace:
+            if errors:
+                raise errors.pop(0)
+            return SimpleNamespace(node_id=NODE)
+
+        def DeactivateNode(self, _: object) -> None:
+            pass
+
+    def pause(_: float) -> None:
+        said.append(status(tmp_path)["not_connected"])
+
+    said: list[str] = []
+    monkeypatch.setattr(supernode, "FleetHttpClient", Client)
+    monkeypatch.setattr(supernode, "time", SimpleNamespace(sleep=pause, time=time.time))
+    (tmp_path / ".worker").mkdir()
+    key, address = keys.new_key(), supernode.Address("fl:8800", key=tmp_path / "site.key")
+    with locked(tmp_path / ".worker" / "lock"):
+        supernode._admit(address, b"", (key, key.public_key()), tmp_path / ".worker" / "node-id")
+        assert status(tmp_path)["not_connected"] == ""
+    assert said[0] == "fl:8800 is not there yet: refused"
+    assert said[1].startswith(
+        f"waiting until the coordinator has admitted {tmp_path / 'site.key'}.pub; telephone it"
+    )
 
 
 def test_a_refused_heartbeat_is_tried_again_and_interrupts_nobody() -> None:

@@ -22,7 +22,7 @@ from copfl.federation import init
 from copfl.federation.operations.run_log import endpoint, operations
 from copfl.federation.operations.status import as_text, status
 from copfl.federation.protocol import log_lines
-from copfl.federation.protocol.app_folder import CONTACT, LAST_ERROR
+from copfl.federation.protocol.app_folder import CONTACT, LAST_ERROR, WAITS
 from copfl.federation.protocol.chained_log import AUDIT, append, verified
 from copfl.federation.protocol.events import Event
 from copfl.federation.protocol.log_lines import JsonFormatter
@@ -246,6 +246,14 @@ def test_the_status_of_a_node(tmp_path: Path) -> None:
     assert status(state)["problems"] == ["the node is not running"]
     with locked(state / ".worker" / "lock"):
         assert "no contact" in status(state)["problems"][0]
+        (state / ".worker" / WAITS).write_text("waiting until the coordinator has admitted site.key.pub")
+        found = status(state)
+        assert (
+            found["problems"]
+            == [found["not_connected"]]
+            == ["waiting until the coordinator has admitted site.key.pub"]
+        )
+        (state / ".worker" / WAITS).unlink()
         (state / ".worker" / CONTACT).touch()
         (state / ".worker" / LAST_ERROR).write_text('{"at": "now", "reason": "its data"}')
         found = status(state)

@@ -27,6 +27,7 @@ from copfl.federation.protocol.proposal import KEY
 from copfl.federation.server import invitations
 from copfl.federation.server.invitations import ADMITTED, DO_NOT_FIT, NO_ANSWER, TWO_KEYS, WAITS
 from copfl.federation.server.membership import coordinator_key, propose, read_roster, revoke
+from tests.commands import called
 from tests.federation.invited import SITES, coordinated, invitation_in, joined, write_rows
 
 
@@ -52,6 +53,35 @@ def test_a_site_answers_waits_and_is_admitted(tmp_path: Path) -> None:
         invitations.admit_answer(app, "south", said.words)
     with pytest.raises(UsageError, match="east is neither invited nor a file"):
         invitations.admit_answer(app, "east", said.words)
+
+
+def test_a_site_that_joined_rotates_its_key_and_starts_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the commands that the messages name; until the coordinator has entered it, it is another key."""
+    app = coordinated(tmp_path, "north")
+    site = joined(app, "north", tmp_path)
+    old = site.key.public
+    said, document = joining.answer(site)
+    invitations.receive(app, document)
+    invitations.admit_answer(app, "north", said.words)
+
+    done = called(capsys, "site", "rotate", site.folder)
+    assert done.code == 0, done.err
+    assert "copfl federate admit FOLDER north.pub --rotation north.rotation" in done.out
+    assert f"copfl site start {site.folder} when the coordinator has entered the new one" in done.out
+    assert site.key.public != old
+    _, document = joining.answer(site)
+    with pytest.raises(UsageError, match="another key has answered this invitation"):
+        invitations.receive(app, document)
+    rotation = ("--rotation", site.folder / "north.rotation")
+    done = called(capsys, "federate", "admit", app, site.folder / "north.pub", *rotation)
+    assert "client 0 is north" in done.out, done.err
+    assert invitations.receive(app, document) == ADMITTED == states(app)["north"]
+
+    revoke(app, "north")
+    with pytest.raises(UsageError, match="the coordinator has taken this key out"):
+        invitations.receive(app, document)
 
 
 def test_a_thief_who_answers_first_is_not_admitted(tmp_path: Path) -> None:

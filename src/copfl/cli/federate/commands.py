@@ -82,6 +82,10 @@ def init(
         print(f"When all sites are there, train: copfl federate run {folder}")
         return
     sites = "" if agreed is None else " --site FILE --site FILE ..."
+    if authority.exists():  # no trial
+        print(f"Invite the sites: copfl federate invite {folder} NAME NAME ...")
+        print(f"To try it on this machine first: copfl federate up {folder}{sites}")
+        return
     print(f"{folder} is ready. Run it on this machine: copfl federate up {folder}{sites}")
     print(f"For several machines see {folder / 'README.md'}")
 

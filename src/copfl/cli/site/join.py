@@ -1,5 +1,6 @@
 """`copfl site`: take part by an invitation, use what comes out, and leave."""
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -60,6 +61,7 @@ def join(
     invited = signed.invitation
     target = folder or Path(invited.site)
     joining.check_folder(target, invited)
+    shown = data
     if ":" not in data:
         if not Path(data).expanduser().exists():
             raise UsageError(f"there is no file {data}; name this site's data with --data")
@@ -72,7 +74,7 @@ def join(
             "nothing was made or sent"
         )
     compared = joining.checked(invited, data)
-    print("\n".join(map(printable, joining.described(invited, data, compared, rules))))
+    print("\n".join(map(printable, joining.described(invited, shown, compared, rules))))
     nothing = "nothing was made or sent"
     if (words is None or not yes) and not sys.stdin.isatty():
         raise UsageError(f'this is no terminal to ask in: give --words "..." and --yes; {nothing}')
@@ -203,25 +205,27 @@ def _sent(site: "JoinedSite", document: bytes, words: str) -> str:
         words: Of its key, which the coordinator can hear meanwhile.
     """
     from copfl.federation.machines.admission import NotThere
-    from copfl.federation.operations.joining import ANSWER
+    from copfl.federation.operations.joining import ANSWER, waiting
 
     told = False
-    while True:
-        try:
-            return _send(site, document)
-        except NotThere as error:
-            if not told:
-                print(f"copfl: {error}. This waits for it", file=sys.stderr, flush=True)
-                print(f"If the coordinator has not entered them yet, your words are:  {words}")
-                print(f"Without a way to its server, send it the file {site.folder / ANSWER}", flush=True)
-            told = True
-            time.sleep(RETRY)
-        except UsageError as error:  # the server refuses this invitation, or this key
-            raise UsageError(
-                f"{error}. With its new file: copfl site join FILE --data {site.options['data']}"
-            ) from error
-        except CopflError as error:
-            raise UsageError(f"{error}. Afterwards: copfl site start {site.folder}") from error
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                return _send(site, document)
+            except NotThere as error:
+                if not told:
+                    stack.enter_context(waiting(site, str(error)))
+                    print(f"copfl: {error}. This waits for it", file=sys.stderr, flush=True)
+                    print(f"If the coordinator has not entered them yet, your words are:  {words}")
+                    print(f"Without a way to its server, send it the file {site.folder / ANSWER}", flush=True)
+                told = True
+                time.sleep(RETRY)
+            except UsageError as error:  # the server refuses this invitation, or this key
+                raise UsageError(
+                    f"{error}. With its new file: copfl site join FILE --data {site.options['data']}"
+                ) from error
+            except CopflError as error:
+                raise UsageError(f"{error}. Afterwards: copfl site start {site.folder}") from error
 
 
 def _send(site: "JoinedSite", document: bytes) -> str:

@@ -123,16 +123,29 @@ def approve(
     print(f"approved: this node trains on the proposal {signed.proposal.digest[:16]}")
 
 
-def rotate(*, key: Annotated[Path, argument("The private key of this member.")]) -> None:
+def rotate(
+    *,
+    key: Annotated[
+        Path,
+        argument("The folder that `copfl site join` made, such as north, or the private key of this member."),
+    ],
+) -> None:
     """Replace this member's key by a new one, which the old one signs."""
     require_flower()
+    from copfl.federation.operations import joining
     from copfl.federation.server import membership
 
-    statement = membership.rotate_member(key)
-    print(f"{key} is a new key; the old one is {key}.old")
+    site = joining.read(key) if key.is_dir() else None
+    private = key if site is None else key / joining.KEY
+    public, statement = membership.rotate_member(private, "" if site is None else site.invitation.site)
+    print(f"{private} is a new key; the old one is {private}.old")
     print(
-        f"Send {key}.pub and {statement} to the coordinator: copfl federate admit FOLDER FILE.pub "
-        "--rotation FILE"
+        f"Send {public} and {statement} to the coordinator: "
+        f"copfl federate admit FOLDER {public.name} --rotation {statement.name}"
+    )
+    start = "Start the node" if site is None else f"Start the node with copfl site start {key}"
+    print(
+        f"End the node if it runs: it has the old key. {start} when the coordinator has entered the new one."
     )
 
 

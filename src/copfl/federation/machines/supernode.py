@@ -56,7 +56,7 @@ from copfl.federation.node.acceptance import coordinators
 from copfl.federation.node.node import NodeAnswer
 from copfl.federation.node.respond import logged, respond
 from copfl.federation.policy.file import policy_of
-from copfl.federation.protocol.app_folder import CONTACT, LAST_ERROR, LEFT
+from copfl.federation.protocol.app_folder import CONTACT, LAST_ERROR, LEFT, WAITS
 from copfl.federation.protocol.files import private_folder
 from copfl.federation.protocol.keys import fingerprint, own_key, read_key
 from copfl.federation.protocol.log_lines import configure_logging
@@ -195,11 +195,14 @@ def _admit(
                 nonlocal told
                 if text != told:
                     logger.warning(text)
+                    why = text.removeprefix("copfl: ").encode()
+                    write_bytes(node_id.with_name(WAITS), why, durable=False, private=True)
                 told = text
 
             while not (node_id.parent / LEFT).exists():
                 try:
                     send()
+                    node_id.with_name(WAITS).unlink(missing_ok=True)
                     return
                 except httpx.TransportError as error:
                     if "certificate" in str(error).lower():

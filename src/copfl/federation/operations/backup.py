@@ -33,7 +33,7 @@ ATTEMPTS = 10  # to read files that do not change meanwhile
 PAUSE = 0.5
 # Of a server: logs, the trial's nodes, and what `copfl federate up` keeps of Flower's.
 NOT_OF_SERVER = ("logs", "nodes", ".flwr/local", ".flwr/apps", ".git", DATABASE)
-NOT_OF_NODE = tuple(f"{WORKER}/{name}" for name in ("socket", "lock", "message", "reply", "contact"))
+NOT_OF_NODE = tuple(f"{WORKER}/{name}" for name in ("socket", "lock", "message", "reply", "contact", "waits"))
 
 
 def write_backup(folder: Path, file: Path) -> str:

@@ -3,6 +3,7 @@
 `copfl site join`, `start` and `leave` call it. Nothing is made or sent before the owner has consented. Without torch.
 """
 
+import contextlib
 import datetime
 import getpass
 import json
@@ -19,7 +20,7 @@ from copfl.federation.node.explanation import explained
 from copfl.federation.policy.file import FILE as POLICY
 from copfl.federation.policy.file import policy_from, read_policy, strict
 from copfl.federation.policy.record import Policy
-from copfl.federation.protocol.app_folder import INVITATION, LEFT
+from copfl.federation.protocol.app_folder import INVITATION, LEFT, WAITS
 from copfl.federation.protocol.files import private_folder
 from copfl.federation.protocol.invitation import (
     JOINS,
@@ -33,7 +34,7 @@ from copfl.federation.protocol.invitation import (
 from copfl.federation.protocol.keys import SigningKey, fingerprint, make_key, read_key
 from copfl.federation.protocol.messages import printable
 from copfl.federation.protocol.node_config import WORKER
-from copfl.files import write_bytes
+from copfl.files import Busy, locked, write_bytes
 from copfl.settings import toml
 from copfl.settings.flat import nested
 from copfl.tables import listed
@@ -196,7 +197,7 @@ def described(
 
     Args:
         invitation: The one that was received.
-        data: Where the site's data are.
+        data: Where the site's data are, as their owner named them.
         compared: How they differ from the contract.
         policy: The text of the policy of the site.
     """
@@ -354,6 +355,28 @@ def answer(site: JoinedSite, compared: ContractCheck | None = None) -> tuple[Inv
     document = answered.signed(key)
     write_bytes(site.folder / ANSWER, document, private=True)
     return answered, document
+
+
+@contextlib.contextmanager
+def waiting(site: JoinedSite, why: str) -> Iterator[None]:
+    """While the node of a site waits before it can run; `copfl site status` says why.
+
+    Args:
+        site: The one that joins.
+        why: What it waits for.
+    """
+    worker = private_folder(site.folder / WORKER)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(worker / "lock"))
+        except Busy:  # a node runs already, and has a state of its own
+            yield
+            return
+        write_bytes(worker / WAITS, why.encode(), durable=False, private=True)
+        try:
+            yield
+        finally:
+            (worker / WAITS).unlink(missing_ok=True)
 
 
 def leave(site: JoinedSite) -> None:

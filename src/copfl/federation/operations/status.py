@@ -18,6 +18,7 @@ from copfl.federation.policy.file import policy_of
 from copfl.federation.protocol.app_folder import (
     CONTACT,
     LAST_ERROR,
+    WAITS,
     is_locked,
     is_node,
 )
@@ -136,16 +137,19 @@ def _of_node(folder: Path) -> dict[str, Any]:
         log = verified(folder / AUDIT)
         audit = {"lines": len(log.lines), "problem": log.problem, "last_hash": log.last_hash}
         problems += [f"{AUDIT}: {log.problem}"] if log.problem else []
-    is_training = (worker / "message").exists()
+    is_training, waits = (worker / "message").exists(), ""
+    with contextlib.suppress(OSError):
+        waits = printable((worker / WAITS).read_text(errors="replace"))
     if is_running and not is_training and (contact is None or contact > CONTACT_TIMEOUT):
         since = "yet" if contact is None else f"for {contact:.0f} s"
-        problems.append(f"the node has no contact with its server {since}")
+        problems.append(waits or f"the node has no contact with its server {since}")
     privacy = spent(folder, policy_of(None, folder).privacy)
     return {
         "kind": "node",
         "running": is_running,
         "training": is_running and is_training,
         "seconds_since_contact": contact,
+        "not_connected": waits if is_running else "",  # why; empty: it is, or is not running
         "runs": runs,  # by name: the last round that it trained
         "audit": audit,
         "waiting_proposals": [signed.proposal.digest for signed in pending(folder)],

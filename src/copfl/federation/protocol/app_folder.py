@@ -21,6 +21,7 @@ AGREEMENTS = "agreements"  # in the app's folder: a folder for each run that agr
 
 
 CONTACT, LAST_ERROR = "contact", "last-error.json"  # in the folder of a node's worker
+WAITS = "waits"  # there too: why its node is not connected, while it tries to be
 LEFT = "left"  # there too: the owner has ended the participation
 INVITATION = "invitation.json"  # in the folder of a site that joined: what its owner consented to
 

@@ -163,21 +163,28 @@ def replace_key(folder: Path, name: str, public: str, signature: str) -> Member:
     return member
 
 
-def rotate_member(path: Path) -> Path:
-    """Makes a member's new key; the file of the rotation, in which the old key signs the new one."""
+def rotate_member(path: Path, name: str = "") -> tuple[Path, Path]:
+    """Makes a member's new key; its public file, and that of the rotation, in which the old key signs the new one.
+
+    Args:
+        path: The private key.
+        name: Of the member, for the names of both files; empty: that of the key.
+    """
     old, old_path = read_key(path), path.with_name(path.name + ".old")
     if old_path.exists():
         raise RunError(
             f"{old_path} exists: an earlier rotation; move it away when the coordinator has admitted that key"
         )
     new = SigningKey(keys.new_key())
-    statement = path.with_name(path.name + ".rotation")
+    statement = path.with_name(f"{name or path.name}.rotation")
     fields = {"from": old.public, "to": new.public, "signature": old.sign(rotation_statement(new.public))}
     write_bytes(statement, json.dumps(fields, indent=1).encode() + b"\n")
     path.rename(old_path)
     keys.write_key(path, new.key)
-    write_bytes(keys.public_path(path), keys.openssh_line(new.public))
-    return statement
+    public = path.with_name(f"{name or path.name}.pub")
+    for file in {keys.public_path(path), public}:
+        write_bytes(file, keys.openssh_line(new.public))
+    return public, statement
 
 
 def read_rotation(path: Path) -> str:

@@ -263,14 +263,12 @@ def test_the_status_of_a_node(tmp_path: Path) -> None:
 
 
 def test_options_are_checked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text(
-        "[tool.flwr.app.config]\n[tool.copfl]\nhost='localhost'\nport=1\n"
-    )
-    done = called(capsys, "federate", "up", tmp_path, "--log-format", "xml")
+    app = init(tmp_path / "app", nested(CONFIG))  # a folder that is none is said first
+    done = called(capsys, "federate", "up", app, "--log-format", "xml")
     assert (done.code, 'no log_format "xml"' in done.err) == (2, True)
     done = called(capsys, "site", "node", "--superlink", "a:1", "--log-level", "loud")
     assert (done.code, 'no log_level "loud"' in done.err) == (2, True)
-    done = called(capsys, "federate", "up", tmp_path, "--metrics", "x")
+    done = called(capsys, "federate", "up", app, "--metrics", "x")
     assert (done.code, "must be HOST:PORT or PORT" in done.err) == (2, True)
 
 

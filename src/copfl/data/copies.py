@@ -116,7 +116,7 @@ def told_apart(keys: Hashes, site: Codes, original: Codes) -> Hashes:
     """Keys by which rows are drawn one by one, also those that are alike by chance.
 
     Drawn together, the rows of one class with the same inputs would all be test, and those of the other class all
-    train. The same holds over sites, so the rows of a site with equal rows are drawn by what the whole site has.
+    train. The same holds over sites, so rows that have equals at their site are drawn by what the whole site has.
     Which of equal rows is the first makes no difference, as nothing tells them apart.
 
     Args:
@@ -127,14 +127,15 @@ def told_apart(keys: Hashes, site: Codes, original: Codes) -> Hashes:
     apart = keys.copy()
     for rows in rows_of_sites(site):
         order = np.argsort(keys[rows], kind="stable")
-        is_repeated = np.append(False, np.diff(keys[rows][order]) == 0)
-        if not is_repeated.any() or (original[rows] != rows).any():
+        is_next = np.append(False, np.diff(keys[rows][order]) == 0)  # equal to the row before
+        if not is_next.any() or (original[rows] != rows).any():
             continue
-        at = np.arange(len(rows))
-        count = np.empty(len(rows), np.uint64)
-        count[order] = at - np.maximum.accumulate(np.where(is_repeated, 0, at))
+        at, alike = np.arange(len(rows)), is_next | np.append(is_next[1:], False)
+        count = (at - np.maximum.accumulate(np.where(is_next, 0, at))).astype(np.uint64)
+        equal = rows[order[alike]]
         with np.errstate(over="ignore"):
-            apart[rows] = mixed(keys[rows] + mixed(count) + mixed(mixed(keys[rows]).sum(keepdims=True)))
+            of_site = mixed(mixed(keys[rows]).sum(keepdims=True))
+            apart[equal] = mixed(keys[equal] + mixed(count[alike]) + of_site)
     return apart
 
 

@@ -20,6 +20,7 @@ TELLING = 8  # columns that rarely have the same value in two rows; by them the 
 PRIOR = 100.0  # pairs: of fewer, a frequency is uncertain
 MOST_LOOKED_AT = 10_000  # rows
 FEWEST_DIFFERENT = 5  # rows of a site; of fewer, some would be on no side
+OFTEN = 0.1  # of a site's rows that have equals, so that its columns have few values
 MOST_COLUMNS = 256  # of an array, such as pixels
 
 
@@ -116,8 +117,9 @@ def told_apart(keys: Hashes, site: Codes, original: Codes) -> Hashes:
     """Keys by which rows are drawn one by one, also those that are alike by chance.
 
     Drawn together, the rows of one class with the same inputs would all be test, and those of the other class all
-    train. The same holds over sites, so rows that have equals at their site are drawn by what the whole site has.
-    Which of equal rows is the first makes no difference, as nothing tells them apart.
+    train. The same holds over sites, so rows that have equals at their site are drawn by what the whole site has, and
+    so are all rows of a site where many have. Which of equal rows is the first makes no difference, as nothing tells
+    them apart.
 
     Args:
         keys: Equal where rows of a site are.
@@ -131,6 +133,7 @@ def told_apart(keys: Hashes, site: Codes, original: Codes) -> Hashes:
         if not is_next.any() or (original[rows] != rows).any():
             continue
         at, alike = np.arange(len(rows)), is_next | np.append(is_next[1:], False)
+        alike |= alike.mean() > OFTEN  # then the others may be rows of other sites
         count = (at - np.maximum.accumulate(np.where(is_next, 0, at))).astype(np.uint64)
         equal = rows[order[alike]]
         with np.errstate(over="ignore"):

@@ -132,6 +132,8 @@ def grow(trees: int) -> None:
     result |= {"trees": trees, "depth": DEPTH, "load": round(os.getloadavg()[0], 2), "cores": os.cpu_count()}
     RECORD.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({key: value for key, value in result.items() if key != "rounds_s"}))
+    if result["farthest_from_simulation"]:
+        raise SystemExit(1)
 
 
 def main() -> None:

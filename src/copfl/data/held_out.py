@@ -23,7 +23,7 @@ Mask = NDArray[np.bool_]
 class Marks(NamedTuple):
     """What rows of a table are known by, and what decides on which side they may be; see Samples."""
 
-    keys: Hashes  # equal where rows of a site are
+    keys: Hashes  # by which rows are drawn: equal for copies at a site, see `told_apart`
     unit: Codes | None
     time: NDArray[np.float64] | None
 
@@ -164,7 +164,7 @@ def divided(samples: Samples, order: Hashes) -> Sides:
 
     Args:
         samples: All of them; a group is a site.
-        order: Of each; equal samples have the same.
+        order: Of each; copies have the same.
     """
     train, test = np.ones(len(samples), bool), np.zeros(len(samples), bool)
     unit = np.arange(len(samples)) if samples.unit is None else samples.unit

@@ -258,9 +258,8 @@ def tables(dataset: Data, settings: Mapping[str, Any], algorithm: Any = None) ->
         title = name.removesuffix("_options")
         if name in PLACES or (name == "task" and isinstance(value, str)):
             table, key = PLACES.get(name, ("data", "kind"))  # the command line's --task
-            if (
-                table == "data" and key != "split"
-            ):  # a path, or columns as a data frame has them, such as 4 or ["age", "sex"]
+            # A path, or columns as a data frame has them, such as 4 or ["age", "sex"].
+            if table == "data" and key != "split":
                 value = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
             layer.setdefault(table, {})[key] = value
         elif title in KINDS and (title != "run" or isinstance(value, Mapping)):

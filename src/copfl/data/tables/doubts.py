@@ -419,8 +419,7 @@ def group_columns(table: DataTable, site: Column) -> list[GroupColumn]:
         table: The columns to learn from.
         site: Of each row.
     """
-    found = []
-    sites = coded(site)
+    sites, patients = coded(site), []
     for name, cells in table.columns.items():
         if not _may_be_names(cells):
             continue
@@ -430,8 +429,8 @@ def group_columns(table: DataTable, site: Column) -> list[GroupColumn]:
         if cells.null_count or not is_repeated or rows > MOST_REPEATS * count:
             continue
         if len(np.unique(column.codes * len(sites.values) + sites.codes)) == count and len(sites.values) > 1:
-            found.append(GroupColumn(name, count, rows))
-    return found
+            patients.append(GroupColumn(name, count, rows))
+    return patients
 
 
 # All of them

@@ -2,7 +2,7 @@
 
     python benchmarks/trees.py [--seeds 5]     errors on eleven tables of scikit-learn, statsmodels and copfl
     python benchmarks/trees.py --speed         seconds of one processor, on rows that are drawn
-    python benchmarks/trees.py --large         the same for a million rows at 1,000 sites, of 12 trees
+    python benchmarks/trees.py --large         the same for a million rows at 1,000 sites
 
 All grow TREES trees of DEPTH levels with RATE, λ = 1 and at least 20 rows in a leaf, on at most 63 bins of a column;
 no rows or columns are left out. LightGBM grows leaf after leaf, here up to all leaves of these levels. Of several
@@ -48,7 +48,7 @@ from copfl.tables import Table, as_markdown
 RECORD = Path(__file__).parents[1] / "results" / "trees.json"
 TREES, DEPTH, RATE, LEAST, BINS, TESTED = 100, 4, 0.1, 20, 63, 0.3
 SHAPES = ((12, 400, 14), (100, 1000, 50))  # sites, rows of each, columns
-LARGE, FEW = (1000, 1000, 50), 12  # trees
+LARGE = (1000, 1000, 50)
 CHUNK = 1000  # sites that are computed together
 Numbers = NDArray[np.float64]
 
@@ -232,7 +232,6 @@ def speed_table(found: list[dict[str, Any]]) -> Table:
 
 
 def main() -> None:
-    global TREES
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -246,7 +245,6 @@ def main() -> None:
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     if not chosen.page:
         if chosen.large:
-            TREES = FEW
             record["large"] = speeds((LARGE,))
         elif chosen.speed:
             record["speed"] = speeds(SHAPES)

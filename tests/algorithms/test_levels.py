@@ -516,6 +516,23 @@ def test_slopes_of_each_site_are_found_where_they_differ() -> None:
     assert found.ratio[0, 1] * float(found.server.scale) == pytest.approx(slopes.var(), rel=0.4)
 
 
+@pytest.mark.parametrize("seed", [2, 29, 40])
+def test_variances_do_not_go_to_and_fro(seed: int) -> None:
+    """Growth of animals, where plain Newton steps of the logarithms of the variances still change after ten rounds."""
+    rng, animals, weeks = np.random.default_rng(seed), 30, 10
+    site, week = np.repeat(np.arange(animals), weeks), np.tile(np.arange(weeks), animals)
+    week = (week - week.mean()) / week.std()
+    bend, by_growth, by_level = rng.uniform(0, 0.4), rng.uniform(0, 0.15), rng.uniform(0, 0.3)
+    level, growth = by_level * rng.normal(size=animals), by_growth * rng.normal(size=animals)
+    feed = week * (1 + 0.1 * rng.normal(size=animals)[site]) + 0.05 * rng.normal(size=len(site))
+    start = rng.normal(size=animals)[site]
+    y = (1 + growth[site]) * week + 0.2 * start + level[site] + bend * week**2
+    rows = Rows(np.column_stack([week, feed, start]), y + 0.06 * rng.normal(size=len(site)))
+    federation = federation_of(rows, "regression", "y", (weeks,) * animals)
+    found = fitted(Levels(varying="all"), task_for("regression", 1, 3), federation, rounds=10)
+    assert found.changes[-1] < 1e-9
+
+
 def test_collinear_columns_have_a_solution() -> None:
     rows = values()
     doubled = Rows(np.column_stack([rows.x, rows.x[:, 0]]), rows.y)

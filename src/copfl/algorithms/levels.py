@@ -96,9 +96,8 @@ class Levels:
                 f"{LARGEST:,} are the most; use fewer columns or classes, or choose another algorithm"
             )
         zeros = _double(task).new_zeros
-        variances = Variances(
-            zeros(kind.problems, self._variances) + FIRST_RATIO, zeros(kind.problems) + FIRST_PRIOR
-        )
+        ratios = zeros(kind.problems, self._variances)
+        variances = Variances(ratios + FIRST_RATIO, zeros(kind.problems) + FIRST_PRIOR, ratios)
         coefficients = zeros(kind.problems, kind.outputs, columns)
         covariance = zeros(kind.problems, size, size)
         return Server(coefficients, variances, zeros(kind.problems) + 1, covariance)

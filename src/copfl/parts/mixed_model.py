@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from copfl.core import tree
 from copfl.core.criteria import Criterion, is_log_likelihood, standardised_targets
 from copfl.errors import UsageError
 
@@ -270,6 +271,7 @@ class Variances(NamedTuple):
 
     log_ratio: Tensor  # [B, t]
     log_prior: Tensor  # [B]
+    step: Tensor  # [B, t], the last one of log λ
 
 
 class Solution(NamedTuple):
@@ -293,28 +295,17 @@ def solved(
         has_scale: Whether σ² is estimated.
         has_prior: Whether the slopes have a prior N(0, σ² ω²); otherwise they are not shrunk.
     """
-    parts = [
-        _solved_problem(*part, penalised, has_scale, has_prior)
-        for part in zip(
-            total.rows, total.g, total.log_volume, variances.log_ratio, variances.log_prior, strict=True
-        )
+    problems = zip(zip(*total, strict=True), zip(*variances, strict=True), strict=True)
+    solutions = [
+        _solved_problem(Equations(*one), Variances(*its), penalised, has_scale, has_prior)
+        for one, its in problems
     ]
-    coefficients, covariance, scale, ratio, prior = (
-        torch.stack(column) for column in zip(*parts, strict=True)
-    )
-    return Solution(coefficients, covariance, scale, Variances(ratio, prior))
+    return tree.each(lambda *of_problems: torch.stack(of_problems), *solutions)
 
 
 def _solved_problem(
-    rows: Tensor,
-    g: Tensor,
-    log_volume: Tensor,
-    log_ratio: Tensor,
-    log_prior: Tensor,
-    penalised: Tensor,
-    has_scale: bool,
-    has_prior: bool,
-) -> tuple[Tensor, ...]:
+    total: Equations, variances: Variances, penalised: Tensor, has_scale: bool, has_prior: bool
+) -> Solution:
     """`solved` for one problem. -2 log restricted likelihood is, up to a constant, with R = diag(1/ω²) on slopes,
 
       L + log |A + R| - log |R| + (n - f) log Q      or, where σ² is 1,      ... + Q
@@ -322,6 +313,7 @@ def _solved_problem(
 
     where f coefficients have no prior. Its coordinates are log λ and, last, log ω².
     """
+    (rows, g, log_volume), (log_ratio, log_prior, last_step) = total, variances
     count, size = len(log_ratio), len(penalised)
     a, c, corner = g[0, :-1, :-1], g[0, :-1, -1], g[0, -1, -1]
     free = int((~penalised).sum()) if has_prior else size
@@ -336,7 +328,7 @@ def _solved_problem(
     scale = left / spare if has_scale else torch.ones_like(left)
 
     if not count:
-        return solution, scale * inverse, scale, log_ratio, log_prior
+        return Solution(solution, scale * inverse, scale, Variances(log_ratio, log_prior, last_step))
 
     # Derivatives of A, of Q (with the solution's border) and of L, by each coordinate and pair of coordinates.
     border = torch.cat([-solution, torch.ones_like(corner)[None]])
@@ -369,8 +361,12 @@ def _solved_problem(
         slope, curvature = slope + of_left, curvature + twice_left
     # With ω² at its best, a step of all coordinates is a step of the profile over it.
     moving = count + has_prior
-    step = _newton(slope[:moving], curvature[:moving, :moving])[:count]
-    return solution, scale * inverse, scale, (log_ratio - step).clamp(*RATIOS), log_prior
+    step = -_newton(slope[:moving], curvature[:moving, :moving])[:count]
+    # Far from the solution Newton's steps can go to and fro without end. A step back is at most half as long.
+    longest = torch.where(step * last_step < 0, last_step.abs() / 2, torch.inf)
+    step = step.clamp(-longest, longest)
+    after = Variances((log_ratio + step).clamp(*RATIOS), log_prior, step)
+    return Solution(solution, scale * inverse, scale, after)
 
 
 def _prior(a: Tensor, c: Tensor, corner: Tensor, penalised: Tensor, spare: Tensor | None) -> Tensor:

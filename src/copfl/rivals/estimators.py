@@ -5,6 +5,7 @@ a second.
 """
 
 import warnings
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -191,6 +192,19 @@ def folds_of(count: int, seed: int, unit: Array | None = None) -> Array:
     folds = np.empty(count, np.int64)
     folds[np.random.default_rng(seed % 2**32).permutation(count)] = np.arange(count) % FOLDS
     return folds
+
+
+def seed_of_site(seed: int, y: Array) -> int:
+    """The seed of a site's folds and trees, which follows from its targets.
+
+    With one seed, sites with as many rows would hold out the same places of their tables at once. Where rows are in
+    order of time those are the same weeks everywhere, and no site would have the others' rows of them to learn from.
+
+    Args:
+        seed: Of the run.
+        y: The targets of the site's training rows.
+    """
+    return zlib.crc32(np.ascontiguousarray(y, np.float64).tobytes(), seed % 2**32)
 
 
 def _cross_validated(problem: Problem, fit: Fit, most: int | None = None) -> Answers:

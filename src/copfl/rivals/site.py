@@ -37,10 +37,11 @@ def site_rivals(
         classes: Their number, of a classification.
         metric: The primary one.
         effort: See `effort_of`.
-        seed: Of the folds and the trees.
+        seed: Of the run, see `estimators.seed_of_site`.
     """
     if kind == NEXT_TOKEN:
         raise ValueError("there are no rivals for the next token")
+    seed = estimators.seed_of_site(seed, rows.y)
     if kind == SURVIVAL:
         return survival_rivals(rows, metric, effort.penalties, seed)
     models: dict[str, Callable[[Problem], Answers]] = {

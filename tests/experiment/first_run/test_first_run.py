@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
 import copfl
+from copfl.core.metrics import METRICS
 from copfl.data.clients.partition import Partition
-from copfl.data.samples import CLASSIFICATION, Dataset, Samples
+from copfl.data.samples import CLASSIFICATION, REGRESSION, Dataset, Samples
 from copfl.errors import CopflError
 from copfl.experiment.first_run import first_run as module
 from copfl.experiment.first_run.first_run import is_open
 from copfl.experiment.first_run.folds import folds
 from copfl.experiment.own_models import kinds_of, written
+from copfl.rivals import estimators
+from copfl.rivals.effort import FEWEST_TREES, PENALTIES, Effort
+from copfl.rivals.records import SiteRows
+from copfl.rivals.site import site_rivals
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
 
@@ -120,6 +126,24 @@ def test_each_row_is_held_out_once_and_a_single_row_never() -> None:
     for fold in range(found.number):
         parts = found.partition(fold)
         assert np.array_equal(np.sort(np.concatenate([parts.train[0], parts.test[0]])), np.arange(6))
+
+
+def test_sites_with_as_many_rows_hold_out_different_ones_and_their_rivals_the_same() -> None:
+    """Rows in the order of time: one fold must not be the same weeks at every site."""
+    weeks, sites = 10, 40
+    y = np.random.default_rng(0).normal(size=(weeks * sites, 1)).astype(np.float32)
+    x = np.tile(np.arange(weeks, dtype=np.float32), sites)[:, None]
+    data = Dataset("weeks", Samples(x, y), Samples(x, y), ("y",), kind=REGRESSION)
+    rows = tuple(np.split(np.arange(weeks * sites), sites))
+    found = folds(Partition(rows, rows, "mine"), data, 0)
+    for week in range(weeks):
+        at_once = np.bincount([of_site[week] for of_site in found.of], minlength=found.number)
+        assert at_once.max() < sites / 2
+    effort = Effort(PENALTIES, FEWEST_TREES, FEWEST_TREES, 1.0)
+    with patch.object(estimators, "constant", wraps=estimators.constant) as asked:
+        site_rivals(SiteRows(x[:weeks], y[:weeks], x[:1], y[:1]), REGRESSION, 1, METRICS["rmse"], effort, 0)
+    (problem,), _ = asked.call_args
+    assert np.array_equal(estimators.folds_of(weeks, problem.seed), found.of[0])
 
 
 @pytest.mark.parametrize(

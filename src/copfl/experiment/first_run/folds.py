@@ -10,7 +10,7 @@ import numpy as np
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset
 from copfl.rivals.effort import FOLDS
-from copfl.rivals.estimators import folds_of
+from copfl.rivals.estimators import folds_of, seed_of_site
 from copfl.rivals.records import Array
 
 MANY_ROWS = 5_000  # of the federation: from here on one fold tells enough
@@ -56,6 +56,9 @@ def folds(whole: Partition, samples: Dataset, seed: int) -> Folds:
         samples: The rows.
         seed: Of the run.
     """
-    units = samples.train.unit
-    of = tuple(folds_of(len(rows), seed, None if units is None else units[rows]) for rows in whole.train)
+    units, y = samples.train.unit, np.asarray(samples.train.y)
+    of = tuple(
+        folds_of(len(rows), seed_of_site(seed, y[rows]), None if units is None else units[rows])
+        for rows in whole.train
+    )
     return Folds(whole, of, FOLDS if sum(map(len, whole.train)) < MANY_ROWS else 1)

@@ -57,10 +57,11 @@ from copfl.settings.complete import complete
 from tests.commands import called
 from tests.federation.network import CONFIG, digits, play, write_nodes
 from tests.hostile import WATCH, bait, forbidden, json_versions, places, versions
+from tests.slow import SLOW
 
 Capture = pytest.CaptureFixture[str]
 Change = Callable[[Path], None]
-COUNT = 1000  # changed versions of each file
+COUNT = 1000 if SLOW else 250  # changed versions of each file
 BASE: dict[str, dict[str, Any]] = {"run": {"rounds": 1, "clients": 2}, "model": {"name": "mlp", "width": 4}}
 SMALL: dict[str, Any] = {"clients": 2, "rounds": 1, "engine": "sequential", "batch_size": 256}
 

@@ -129,6 +129,12 @@ def test_it_works(what: str) -> None:
     assert len(str(result)) < 200
 
 
+class ReturnsAPair(FedAvg):
+    def client_update(self, *records: Any) -> Any:
+        output = super().client_update(*records)
+        return output.client, output.upload
+
+
 COMPLETE = copfl.complete({"algorithm": {"name": "fedavg"}, "run": {"rounds": 1}})
 FAILS: dict[str, tuple[Callable[[], Any], str]] = {
     "dataset and data": (
@@ -232,6 +238,10 @@ FAILS: dict[str, tuple[Callable[[], Any], str]] = {
     "an algorithm whose __init__ forgets": (
         lambda: copfl.run(type("Mine", (FedAvg,), {"__init__": lambda self: None})),
         "the algorithm Mine has no optimizer, as its __init__ leaves it out; make it a dataclass",
+    ),
+    "a local update that returns something else": (
+        lambda: copfl.run(ReturnsAPair(), "digits", clients=2, rounds=1),
+        r"client_update of ReturnsAPair returned a tuple; it must return a ClientOutput\(client, upload",
     ),
     "arrays in place of methods": (lambda: copfl.compare((X, Y)), r"pass it as dataset=\.\.\."),  # type: ignore[arg-type]
     "a sweep of a name": (

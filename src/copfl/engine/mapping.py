@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, Metrics
+from copfl.core.algorithm import AnyAlgorithm, ClientOutput, Metrics
 from copfl.core.algorithm import total_of as total_of_rows
 from copfl.core.evaluation import EvalModels, evaluate
 from copfl.core.payload import mask_bytes, mask_fingerprint, nbytes
@@ -356,6 +356,11 @@ def local_update(
         models: Which models are evaluated.
     """
     output = algorithm.client_update(task, inputs.client, inputs.down, inputs.data, inputs.plan)
+    if not isinstance(output, ClientOutput):
+        raise UsageError(
+            f"client_update of {type(algorithm).__name__} returned a {type(output).__name__}; it must return a "
+            "ClientOutput(client, upload, trained, metrics), of copfl.core"
+        )
     zero = torch.zeros((), dtype=torch.float64, device=inputs.id.device)
     metrics = {name: metric.to(torch.float64) for name, metric in output.metrics.items()}
     metrics["healthy"] = tree.finite((output.client, output.upload), inputs.id.device).to(torch.float64)

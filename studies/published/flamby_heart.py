@@ -46,18 +46,11 @@ def federations(data_dir: Path | None) -> Mapping[str, Federation]:
         table.drop(columns=["hospital", "disease"]), columns=["cp", "restecg"], drop_first=True
     )
     x, y = columns.to_numpy(np.float64), (table["disease"] == "yes").to_numpy(np.int64)
-    train: list[NDArray[np.int64]] = []
-    test: list[NDArray[np.int64]] = []
+    train, test = divided(table)
     scaled = np.empty_like(x)
-    for hospital in HOSPITALS:
-        rows = np.flatnonzero(table["hospital"] == hospital)
-        has_both = (np.bincount(y[rows], minlength=2) > 2).all()
-        own, held = train_test_split(
-            rows, test_size=0.34, random_state=43, shuffle=True, stratify=y[rows] if has_both else None
-        )
+    for own, held in zip(train, test, strict=True):
+        rows = np.concatenate([own, held])
         scaled[rows] = standardised(x[rows], x[own])
-        train.append(np.sort(own))
-        test.append(np.sort(held))
     # One label and not two classes: FLamby's model has one output, and two would move apart at twice the rate.
     labels = y[:, None].astype(np.float32)
     samples = Samples(scaled.astype(np.float32), labels)
@@ -69,6 +62,22 @@ def federations(data_dir: Path | None) -> Mapping[str, Federation]:
         "": Federation(dataset, Partition(tuple(train), tuple(test), "flamby")),
         POOLED: Federation(replace(dataset, train=together), pooled),
     }
+
+
+def divided(table: pd.DataFrame) -> tuple[list[NDArray[np.int64]], list[NDArray[np.int64]]]:
+    """The training rows of each hospital, and its test rows."""
+    train: list[NDArray[np.int64]] = []
+    test: list[NDArray[np.int64]] = []
+    for hospital in HOSPITALS:
+        rows = np.flatnonzero(table["hospital"] == hospital)
+        y = (table["disease"].iloc[rows] == "yes").to_numpy(np.int64)
+        has_both = (np.bincount(y, minlength=2) > 2).all()
+        own, held = train_test_split(
+            rows, test_size=0.34, random_state=43, shuffle=True, stratify=y if has_both else None
+        )
+        train.append(np.sort(own))
+        test.append(np.sort(held))
+    return train, test
 
 
 def standardised(x: NDArray[np.float64], by: NDArray[np.float64]) -> NDArray[np.float64]:

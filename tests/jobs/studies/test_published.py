@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from copfl.data.samples import Dataset, Samples
 from copfl.errors import UsageError
 from studies.published import __main__ as command
-from studies.published import cifar, fedrep_cifar, flamby_heart, flamby_tcga
+from studies.published import cifar, fedrep_cifar, flamby_heart, flamby_tcga, heart_beside
 from studies.published.table import Row, Table, outcome, run_row, run_table
 from tests.slow import slow
 
@@ -33,6 +33,19 @@ def test_the_hospitals_are_those_of_flamby() -> None:
         varies = np.ptp(x, axis=0) > 0
         np.testing.assert_allclose(x.mean(0), 0, atol=1e-5)
         np.testing.assert_allclose(x[:, varies].std(0, ddof=1), 1, rtol=1e-4)
+
+
+def test_beside_the_table_are_the_same_patients() -> None:
+    """As many of each hospital as in the published table, but for a training row that occurs among the test rows."""
+    published, table = flamby_heart.TABLE.federations(None)[""], heart_beside.hospitals()
+    copies = {"train": [0, 0, 0, 1], "test": [0, 0, 0, 0]}
+    for split, parts in (("train", published.partition.train), ("test", published.partition.test)):
+        samples = getattr(table, split)
+        counts = np.bincount(samples.group) + copies[split]
+        assert counts.tolist() == [len(rows) for rows in parts]
+    for hospital, rows in enumerate(published.partition.test):
+        answers = np.asarray(table.test.y)[table.test.group == hospital]
+        assert answers.sum() == published.dataset.train.y[rows].sum()
 
 
 @pytest.mark.parametrize("row", [flamby_heart.TABLE.rows[n] for n in (2, 7)], ids=lambda row: row.name)

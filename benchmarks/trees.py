@@ -3,6 +3,7 @@
     python benchmarks/trees.py [--seeds 5]     errors on eleven tables of scikit-learn, statsmodels and copfl
     python benchmarks/trees.py --speed         seconds of one processor, on rows that are drawn
     python benchmarks/trees.py --large         the same for a million rows at 1,000 sites
+    python benchmarks/trees.py --memory        the largest memory of a process, by sites and by those of a chunk
 
 All grow TREES trees of DEPTH levels with RATE, λ = 1 and at least 20 rows in a leaf, on at most 63 bins of a column;
 no rows or columns are left out. LightGBM grows leaf after leaf, here up to all leaves of these levels. Of several
@@ -15,6 +16,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,6 +54,8 @@ TREES, DEPTH, RATE, LEAST, BINS, TESTED = 100, 4, 0.1, 20, 63, 0.3
 SHAPES = ((12, 400, 14), (100, 1000, 50))  # sites, rows of each, columns
 LARGE = (1000, 1000, 50)
 CHUNK = 1000  # sites that are computed together
+MEMORY = ((100, 25), (100, 100), (200, 25), (200, 100), (400, 25), (400, 100))  # sites, and those of a chunk
+FEW_TREES = 4  # memory does not depend on their number
 Numbers = NDArray[np.float64]
 
 
@@ -108,8 +114,9 @@ class Fitted(NamedTuple):
     seconds: float  # of one processor, for the fit
 
 
-def federated(sites: list[Data], test: Data) -> Fitted:
+def federated(sites: list[Data], test: Data, trees: int | None = None, chunk: int = CHUNK) -> Fitted:
     """copfl's trees, grown by the sums of these sites."""
+    trees = trees or TREES
     classes = max(site.classes for site in sites)
     x, y = np.concatenate([s.x for s in sites]), np.concatenate([s.y for s in sites])
     mean, deviation = x.mean(0), x.std(0) + 1e-12
@@ -120,12 +127,12 @@ def federated(sites: list[Data], test: Data) -> Fitted:
     names = tuple(f"c{n}" for n in range(max(1, classes)))
     dataset = Dataset("table", samples, held_out, names, kind=criterion.kind)
     federation = FederatedData(dataset, Partition(parts, tuple(p[:1] * 0 for p in parts), "sites", {}))
-    rows = TREES * trees_of_step(criterion.kind, len(names))
+    rows = trees * trees_of_step(criterion.kind, len(names))
     task: Task = task_of(Model((x.shape[1],), len(names), rows, DEPTH), len(names), criterion=criterion)
     how = Trees(RATE, 1.0, LEAST, BINS, intercept=False)
-    state, rounds, start = begin(how, task, len(sites)), BEFORE + TREES * DEPTH, time.process_time()
+    state, rounds, start = begin(how, task, len(sites)), BEFORE + trees * DEPTH, time.process_time()
     for _ in simulate(
-        Simulation(how, task, federation, vmap(CHUNK)), state, rounds=rounds, eval_every=rounds
+        Simulation(how, task, federation, vmap(chunk)), state, rounds=rounds, eval_every=rounds
     ):
         pass
     seconds = time.process_time() - start
@@ -192,15 +199,43 @@ def errors(seeds: int, tables: list[str], models: list[str]) -> dict[str, dict[s
     return found
 
 
+def drawn(sites: int, rows: int, columns: int) -> tuple[Data, list[Data]]:
+    """Rows that are drawn, and those of each site."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(sites * rows, columns))
+    y = (x[:, 0] * (x[:, 1] > 0) + x[:, 2] + rng.normal(size=len(x)) > 0).astype(np.int64)
+    data = Data(x, y)
+    return data, [data.rows(index) for index in np.split(np.arange(len(y)), sites)]
+
+
+def peak() -> float:
+    """The largest memory of this process so far, MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def grown(sites: int, chunk: int) -> None:
+    """Prints the memory of a process with 1,000 rows of 50 columns at each site, and with their trees."""
+    _, parts = drawn(sites, 1000, 50)
+    before = peak()
+    federated(parts, parts[0], FEW_TREES, chunk)
+    print(json.dumps({"sites": sites, "chunk": chunk, "rows_mib": before, "peak_mib": peak()}))
+
+
+def memories() -> list[dict[str, float]]:
+    """The memory of a new process for each number of sites and chunk."""
+    found: list[dict[str, float]] = []
+    for sites, chunk in MEMORY:
+        words = [sys.executable, __file__, "--grown", str(sites), str(chunk)]
+        found.append(json.loads(subprocess.run(words, check=True, capture_output=True).stdout))
+        print(found[-1], flush=True)
+    return found
+
+
 def speeds(shapes: Sequence[tuple[int, int, int]]) -> list[dict[str, Any]]:
     """Seconds of one processor for all trees, of rows that are drawn."""
     found = []
     for sites, rows, columns in shapes:
-        rng = np.random.default_rng(0)
-        x = rng.normal(size=(sites * rows, columns))
-        y = (x[:, 0] * (x[:, 1] > 0) + x[:, 2] + rng.normal(size=len(x)) > 0).astype(np.int64)
-        data = Data(x, y)
-        parts = [data.rows(index) for index in np.split(np.arange(len(y)), sites)]
+        data, parts = drawn(sites, rows, columns)
         test = parts[0]
         seconds = {"copfl": federated(parts, test).seconds, "LightGBM": lightgbms(data, test).seconds}
         found.append({"sites": sites, "rows": rows, "columns": columns, **seconds})
@@ -231,6 +266,16 @@ def speed_table(found: list[dict[str, Any]]) -> Table:
     return Table("", ["sites", "rows of each", "columns", "copfl, s", "LightGBM, s", "ratio"], rows, [])
 
 
+def memory_table(found: list[dict[str, float]]) -> Table:
+    rows = []
+    for one in found:
+        trees = one["peak_mib"] - one["rows_mib"]
+        rows.append(
+            [f"{one['sites']:.0f}", f"{one['chunk']:.0f}", f"{trees:.0f}", f"{trees / one['sites']:.2f}"]
+        )
+    return Table("", ["sites of 1,000 rows", "sites of a chunk", "MiB for the trees", "MiB a site"], rows, [])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -240,11 +285,18 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--large", action="store_true")
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--grown", nargs=2, type=int, metavar=("SITES", "CHUNK"), help=argparse.SUPPRESS)
     parser.add_argument("--page", action="store_true", help="the tables of the record, without fits")
     chosen = parser.parse_args()
+    if chosen.grown:
+        grown(*chosen.grown)
+        return
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     if not chosen.page:
-        if chosen.large:
+        if chosen.memory:
+            record["memory"] = memories()
+        elif chosen.large:
             record["large"] = speeds((LARGE,))
         elif chosen.speed:
             record["speed"] = speeds(SHAPES)
@@ -259,6 +311,8 @@ def main() -> None:
         print(as_markdown(speed_table(record["speed"])))
     if "large" in record:
         print(as_markdown(speed_table(record["large"])))
+    if "memory" in record:
+        print(as_markdown(memory_table(record["memory"])))
 
 
 if __name__ == "__main__":

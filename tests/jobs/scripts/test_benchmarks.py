@@ -348,14 +348,19 @@ def trees(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RECORD", folder / "trees.json")
     assert main_of(module, monkeypatch, "--seeds", "2") == 0
     assert main_of(module, monkeypatch, "--speed") == 0
+    monkeypatch.setattr(module, "MEMORY", ((2, 1),))
+    assert main_of(module, monkeypatch, "--memory") == 0
     record = json.loads((folder / "trees.json").read_text())
+    assert record["memory"][0]["peak_mib"] >= record["memory"][0]["rows_mib"] > 0
     mine, *others = record["errors"]["diabetes"].values()
     assert all(mine == pytest.approx(errors, rel=0.02) for errors in others)
     assert record["speed"][0]["copfl"] > 0
     committed = json.loads((BENCHMARKS.parent / "results" / "trees.json").read_text())
     page = (BENCHMARKS.parent / "docs" / "trees.md").read_text("utf-8")
     assert module.as_markdown(module.error_table(committed["errors"])).strip() in page
-    assert module.as_markdown(module.speed_table(committed["speed"])).strip() in page
+    for table in (module.speed_table(committed["speed"]), module.speed_table(committed["large"])):
+        assert module.as_markdown(table).strip() in page
+    assert module.as_markdown(module.memory_table(committed["memory"])).strip() in page
 
 
 @smoke

@@ -1,6 +1,6 @@
 """What suits the data, where nobody chose: the method, the batch, the schedule, the model, the rates.
 
-`complete` asks between the layers that it merges; a tuning asks for the usual rate.
+`complete` asks between the layers that it merges; a tuning asks for the usual rates.
 """
 
 from __future__ import annotations

@@ -73,10 +73,9 @@ def validate(tables: Tables, facts: Facts | None = None) -> Run:
     if "partition" in passed or tables["partition"]:
         records["partition"] = chosen = _partition(tables["partition"], passed.get("partition"), run)
         is_open = chosen.name == "by_group" and "clients" not in run
-        if (
-            is_open and facts and facts.of_data and facts.of_data.groups
-        ):  # without any, the scheme refuses them
-            run["clients"] = facts.of_data.groups
+        of_data = facts.of_data if is_open and facts else None
+        if of_data is not None and of_data.groups:  # without any, the scheme refuses the data
+            run["clients"] = of_data.groups
     records["model"] = model_record(tables["model"], bool(tables["adapter"]), passed.get("model"))
     if tables["adapter"]:
         records["adapter"] = adapter_record(tables["adapter"])

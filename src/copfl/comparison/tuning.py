@@ -44,16 +44,6 @@ class ComparisonPlan:
     validation: float  # fraction of the training samples that the tuning tests on
     last: int | None
 
-    def runs(self, row: RowSettings, settings: Tables) -> list[Job]:
-        """The runs of a row with the settings that it chose, one per seed.
-
-        Args:
-            row: The row.
-            settings: What its tuning chose.
-        """
-        folder, layers = self.out / "runs", row.with_settings(settings)
-        return [job_of(folder, row.label, layers, seed, last=self.last) for seed in self.seeds]
-
     def tuning_runs(self, row: RowSettings, settings: Tables, fraction: float = 1.0) -> list[Job]:
         """The runs that measure settings of a row, one per tuning seed.
 

@@ -26,8 +26,10 @@ from copfl.settings.checking import SettingError, checked, parameters_of
 from copfl.settings.complete import complete
 from copfl.settings.components import WRAPPERS, build, component
 from copfl.settings.data import data_record, state_of
+from copfl.settings.facts import Facts
+from copfl.settings.merging import merge
 from copfl.settings.schema import Run, RunSettings
-from copfl.settings.suggestions import usual_rate
+from copfl.settings.suggestions import usual_rates
 from copfl.settings.toml import Tables
 from copfl.settings.validation import usual_options, validate
 from copfl.wrappers.robust import Clipped
@@ -386,16 +388,23 @@ def test_the_model_for_own_data_follows_their_shape(
 @pytest.mark.parametrize("algorithm", ["copfl", "fedavg"])
 def test_own_data_have_learning_rates_of_their_own_and_published_sets_the_papers(algorithm: str) -> None:
     own = {"data": {"name": "visits.csv", "target": "outcome"}}
+
+    def tuned(tables: Tables) -> float | None:
+        """The lowest rate that a tuning tries."""
+        return usual_rates(Facts(merge([own, tables], {}), {}), by_rule=False).get(optimizer)
+
     for optimizer, usual, published in (("adam", 1e-3, 1e-4), ("mamo", 1e-3, 1e-4), ("sgd", 0.1, 0.01)):
         chosen = {"algorithm": {"name": algorithm}, "optimizer": {"name": optimizer}}
-        assert resolved(own, chosen)["optimizer"]["lr"] == usual == usual_rate(optimizer, "visits.csv")
+        assert resolved(own, chosen)["optimizer"]["lr"] == usual == tuned({})
         assert resolved({"data": {"name": "cifar10"}}, chosen)["optimizer"]["lr"] == published
         assert resolved(own, chosen, {"optimizer": {"lr": 0.7}})["optimizer"]["lr"] == 0.7
         lora = resolved(own, chosen, {"adapter": {"name": "lora"}})
         head = resolved(own, chosen, {"model": {"name": "mlp", "train": "head"}})
         assert lora["optimizer"]["lr"] == head["optimizer"]["lr"] == (0.1 if optimizer == "sgd" else 1e-2)
-        assert usual_rate(optimizer, "visits.csv", "hf:base") == published
-        assert usual_rate(optimizer, "visits.csv", "hf:base", adapted=True) == usual  # of 1, 3 and 10 times
+        assert tuned({"model": {"name": "hf:base"}}) is None  # the optimizer's own
+        assert (
+            tuned({"model": {"name": "hf:base"}, "adapter": {"name": "lora"}}) == usual
+        )  # of 1, 3 and 10 times
     data = from_arrays(np.zeros((10, 3, 8, 8), np.float32), np.arange(10) % 2, name="cifar10")
     found = resolved(PAPERS, data=data)
     assert (found["model"]["name"], found["optimizer"]["lr"]) == ("resnet18", 1e-4)

@@ -63,6 +63,5 @@ def test_facts_by_hand(tmp_path: Path) -> None:
     of_data = known.of_data
     assert of_data is not None
     assert (of_data.partition, of_data.groups, of_data.classes, of_data.sharers) == ("by_group", 3, 2, 2.0)
-    assert known.natural_clients == 3
     assert known.known.samples == of_data.samples / 3
     assert known.usual_name("model") == "mlp"

@@ -59,7 +59,6 @@ def run(
         from copfl.experiment.preparation import prepare
         from copfl.experiment.run import follow
         from copfl.settings.first_choice import why
-        from copfl.settings.merging import names_algorithm
 
     # On the command line only: a Python program without a main guard would start itself in each process.
     layers: list[Tables] = [{"run": {"workers": 0, "local_baseline": True, "find_rounds": "auto"}}]
@@ -75,7 +74,8 @@ def run(
         preset = "demo" if is_demo else preset or ""
         description, choice = completed_run(*layers, line, preset=preset, tell=show.tell)
         prepared = prepare(description, tell=show.tell)
-        if show.progress and not names_algorithm(*layers, line, preset=preset):
+        named = bool(preset) or any(layer.get("algorithm", {}).get("name") for layer in (*layers, line))
+        if show.progress and not named:
             reason = why(description) if choice is None else text_of(choice)
             print(
                 f"No algorithm is named, so this is {description.method_text}: {reason} "

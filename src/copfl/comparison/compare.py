@@ -154,7 +154,13 @@ def compare(
         run = partial(all_done, pool=pool, log=log, executor=executor, forecast=forecast)
         metric, tune_all = experiment.task.metrics[0], partial(run, what="tuning runs")
         tuned = tuning.tuned(plan, settled, spaces, tries, metric, tune_all)
-        final = [plan.runs(row, best.chosen) for row, best in zip(settled, tuned, strict=True)]
+        final = [
+            [
+                job_of(plan.out / "runs", row.label, row.with_settings(best.chosen), seed, last=last)
+                for seed in seeds
+            ]
+            for row, best in zip(settled, tuned, strict=True)
+        ]
         records = _records(final, run)
     rivals = seed_rivals([*settled[0].layers, suitability.CHECK if executor else {}], seeds, log)
     against = records[labels.index(chosen)]

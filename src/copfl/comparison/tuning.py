@@ -21,13 +21,16 @@ from copfl.comparison.rows.spaces import Range, Space, cells, space_text
 from copfl.comparison.search import Attempt, Measure, SharedSearch
 from copfl.core.metrics import MetricInfo
 from copfl.errors import UsageError, at_least
+from copfl.settings.checking import parameters_of
 from copfl.settings.complete import complete
+from copfl.settings.components import factory_of
+from copfl.settings.facts import Facts
 from copfl.settings.identity import digest, essential
-from copfl.settings.suggestions import usual_rate
+from copfl.settings.schema import KINDS
+from copfl.settings.suggestions import usual_rates
 from copfl.settings.toml import Tables
 
 TRIALS = 20  # of a search, in each row
-NAMES = {"data": "digits", "model": ""}  # where a comparison names none
 RATES = (3, 1, 10)  # tried by default, as multiples of the optimizer's learning rate on the data set
 
 
@@ -40,16 +43,6 @@ class ComparisonPlan:
     tune_seeds: list[int]
     validation: float  # fraction of the training samples that the tuning tests on
     last: int | None
-
-    def runs(self, row: RowSettings, settings: Tables) -> list[Job]:
-        """The runs of a row with the settings that it chose, one per seed.
-
-        Args:
-            row: The row.
-            settings: What its tuning chose.
-        """
-        folder, layers = self.out / "runs", row.with_settings(settings)
-        return [job_of(folder, row.label, layers, seed, last=self.last) for seed in self.seeds]
 
     def tuning_runs(self, row: RowSettings, settings: Tables, fraction: float = 1.0) -> list[Job]:
         """The runs that measure settings of a row, one per tuning seed.
@@ -108,9 +101,9 @@ def space_of_row(row: RowSettings, base: Base, named: Space | None) -> Space:
     )
     if not row.optimizer or is_rate_set:
         return {}
-    data, model = (str(base.get(kind, {}).get("name", usual)) for kind, usual in NAMES.items())
-    adapted = bool(base.get("adapter")) or base.get("model", {}).get("train") == "head"
-    usual = usual_rate(row.optimizer, data, model, adapted)
+    own = parameters_of(factory_of("optimizer", row.optimizer))["lr"].default
+    facts = Facts({kind: dict(base.get(kind, {})) for kind in KINDS}, {})
+    usual = usual_rates(facts, by_rule=False).get(row.optimizer, own)
     return {("optimizer", "lr"): [float(f"{factor * usual:.3g}") for factor in RATES]}
 
 

@@ -34,7 +34,6 @@ from copfl.experiment.tasks import check_task, learned_task, with_intervals
 from copfl.models import MODELS, pretrained
 from copfl.settings.checking import SettingError
 from copfl.settings.components import WRAPPERS, build
-from copfl.settings.components import wrapped as put_around
 from copfl.settings.data import data_of
 from copfl.settings.schema import Run, RunSettings
 from copfl.wrappers.even_batches import with_even_batches
@@ -267,7 +266,7 @@ def algorithm(run: Run, inner: AnyAlgorithm, task: Task, clients: FederatedData)
     for kind in given:
         if kind == "privacy":
             check_sums(wrapped, task, example_output(wrapped, task, samples, augment, 2).upload)
-        wrapped = put_around(kind, getattr(run, kind), wrapped, **context.get(kind, {}))
+        wrapped = build(kind, getattr(run, kind), algorithm=wrapped, **context.get(kind, {}))
     # One server update on an example, so that wrappers that do not fit fail before the run.
     upload = example_output(wrapped, task, samples, augment, clients.clients).upload
     server = wrapped.server_init(task, clients.clients)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from copfl.settings import named_code
+from copfl.settings import named_code, presets
 from copfl.settings.components import build
-from copfl.settings.facts import Facts, check_model
-from copfl.settings.merging import Layer, lower_layers, merge
-from copfl.settings.schema import Run
+from copfl.settings.facts import DATA_SET_DEFAULTS, Facts, check_model
+from copfl.settings.first_look import check_layer
+from copfl.settings.merging import Layer, merge
+from copfl.settings.schema import Run, RunSettings
 from copfl.settings.suggestions import suggest
+from copfl.settings.toml import Tables
 from copfl.settings.validation import validate
-from copfl.settings.values import check_passed, passed_values
+from copfl.settings.values import passed_values
 from copfl.wrappers.local_steps import with_local_steps
 
 
@@ -38,12 +40,21 @@ def complete(
     named_code.name(code)
     passed, named = passed_values(layers, values or {})
     upper = [*(layer.chosen if isinstance(layer, Run) else layer for layer in layers), named]
-    defaults, of_preset = lower_layers(upper, passed, preset)
+    for layer in upper:
+        check_layer(layer)
+    data_sets = [str(layer["data"]["name"]) for layer in upper if "name" in layer.get("data", {})]
+    suited = {} if "data" in passed else DATA_SET_DEFAULTS.get(data_sets[-1] if data_sets else "digits", {})
+    defaults = {kind: table for kind, table in suited.items() if kind not in passed}
+    of_preset: Tables = {}
+    if preset:
+        content = presets.content(preset)
+        layers_with_rounds = [t for t in (defaults, content, *upper) if "rounds" in t.get("run", {})]
+        rounds = layers_with_rounds[-1]["run"]["rounds"] if layers_with_rounds else None
+        of_preset = presets.counted(content, rounds if isinstance(rounds, int) else RunSettings.rounds)
     chosen = merge([defaults, of_preset, *upper], passed)
     facts = Facts(chosen, passed, sums_only)
     suggested = suggest(facts, defaults, upper, preset)  # only where nothing was chosen
     tables = merge([defaults, suggested, of_preset, *upper], passed)
-    check_passed(tables, passed)
     run = validate(tables, facts)
     # Made only to be checked: its parts check their numbers.
     algorithm = build("algorithm", run.algorithm, optimizer=run.optimizer)

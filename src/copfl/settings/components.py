@@ -178,13 +178,14 @@ def _is_plain(value: Any) -> bool:
 
 
 def build(title: str, record: Component, optimizer: schema.Optimizer | None = None, **context: Any) -> Any:
-    """The value that a component describes.
+    """The value that a component describes; of one of WRAPPERS the algorithm in it.
 
     Args:
         title: The kind, such as "partition".
         record: The choice and its options.
         optimizer: The optimizer of an algorithm, where it has one.
-        context: What the run has, see CONTEXT; a factory gets those that it has parameters for.
+        context: What the run has, see CONTEXT; a factory gets those that it has parameters for. A step of the server
+            is put around `algorithm`.
     """
     if record.value is not None:
         return record.value
@@ -192,6 +193,7 @@ def build(title: str, record: Component, optimizer: schema.Optimizer | None = No
     known, nested = parameters_of(factory), parts_of(factory)
     if optimizer:
         context["optimizer"] = build("optimizer", optimizer)
+    algorithm = context.get("algorithm")
     context = {name: value for name, value in context.items() if name in known or takes_any(factory)}
     arguments = record.arguments
     of_parts = {option for options in nested.values() for option in options_of(options)}
@@ -200,22 +202,10 @@ def build(title: str, record: Component, optimizer: schema.Optimizer | None = No
     try:
         with user_code.calling(title, record.name, "making it") if own_code else nullcontext():
             made = {name: with_options(options, arguments) for name, options in nested.items()}
-            return factory(**context, **others, **made)
+            value = factory(**context, **others, **made)
     except UsageError as error:
         raise _located(title, arguments, error) from error
-
-
-def wrapped(title: str, record: Component, algorithm: AnyAlgorithm, **context: Any) -> AnyAlgorithm:
-    """The algorithm in a wrapper of this kind; a server optimizer is a rule that is put around it.
-
-    Args:
-        title: One of WRAPPERS.
-        record: The choice and its options.
-        algorithm: What is wrapped.
-        context: What the run has, see CONTEXT.
-    """
-    made = build(title, record, algorithm=algorithm, **context)
-    return with_server_optimizer(algorithm, made) if title == "server" else made  # type: ignore[no-any-return]
+    return with_server_optimizer(algorithm, value) if title == "server" else value
 
 
 def _located(title: str, arguments: Mapping[str, Any], error: UsageError) -> UsageError:

@@ -128,9 +128,9 @@ class Facts:
             case "data":
                 return "digits"
             case "partition":
-                return usual_partition(self.tables["data"], self.passed.get("data"))
+                return self.usual_partition
             case "model":
-                return usual_model(self.tables["data"], self.passed.get("data"))
+                return self.usual_model
             case "optimizer":
                 table = self.tables["algorithm"]
                 algorithm = self.passed.get("algorithm", table.get("name"))
@@ -139,27 +139,68 @@ class Facts:
                     return "" if usual is None else name_of("optimizer", usual)
         return ""
 
-    @cached_property
-    def of_data(self) -> DataFacts | None:
-        """What the samples say; None where the data set is not there, or a value that is read later."""
-        if "data" in self.passed:
-            dataset = self.passed["data"]
-            return facts_of(dataset) if isinstance(dataset, Dataset) else None
-        name = self.data_name
-        if not (is_own(name) or name in datasets.DATASETS or name.startswith(PREFIX)):
-            return None  # a user's file or folder that is not there, which a run refuses later
-        return facts_of_table(self.tables["data"])
+    @property
+    def usual_partition(self) -> str:
+        """The partition where none is given: by natural clients where the data have them, else by class."""
+        table, name = self.tables["data"], self.data_name
+        if table.get("client"):
+            return "by_group"
+        # The clients of a table are the column `client`.
+        is_read = user_code.is_reference(name) or (is_own(name) and datasets.reader(name) in READ_FOR_CLIENTS)
+        if ("data" in self.passed or is_read) and self.of_data:
+            return self.of_data.partition
+        has_classes = table.get("kind", CLASSIFICATION) == CLASSIFICATION and not _of_tokens(table)
+        return "classes" if has_classes else "iid"
 
     @property
-    def natural_clients(self) -> int:
-        """The number of clients that the data name; 0 if they name none."""
-        dataset = self.passed.get("data")
-        return facts_of_table(self.tables["data"]).groups if dataset is None else number_of_groups(dataset)
+    def usual_model(self) -> str:
+        """The model where none is given: by the form of the samples where it is known, else ResNet-18."""
+        table = self.tables["data"]
+        if _of_tokens(table):
+            return "causal_cnn"
+        is_survival = bool(table.get("event")) or table.get("kind") == SURVIVAL
+        is_named = table.get("text") or (table.get("target") and not is_survival)  # the columns tell the form
+        if ("data" in self.passed or (is_own(self.data_name) and not is_named)) and self.of_data:
+            return self.of_data.model
+        return "embedding" if table.get("text") else "mlp" if table.get("target") else "resnet18"
+
+    @cached_property
+    def of_data(self) -> DataFacts | None:
+        """What the samples say; None of a value that is read later.
+
+        The data set that a table [data] describes is read again only after its file changed.
+        """
+        state = None
+        if "data" in self.passed:
+            dataset = self.passed["data"]
+        else:
+            record = data_record({"name": "digits", **self.tables["data"]})
+            if (state := state_of(record)) in _known:
+                return _known[state]
+            dataset = data_of(record, keep=True)
+        if not isinstance(dataset, Dataset):
+            return None
+        train, groups, classes = dataset.train, number_of_groups(dataset), len(dataset.classes)
+        has_classes = dataset.kind == CLASSIFICATION
+        sharers = 0.0
+        if groups and train.group is not None and has_classes:
+            sharers = len(np.unique(train.group * classes + train.y)) / classes
+        partition = "by_group" if dataset.natural else "classes" if has_classes else "iid"
+        model = _model_for(dataset)
+        facts = DataFacts(model, partition, groups, dataset.kind, len(train), classes, sharers)
+        if state is not None:
+            if len(_known) == MOST_KNOWN:
+                _known.clear()
+            _known[state] = facts
+        return facts
 
     @cached_property
     def known(self) -> Known:
         """What the rule of `first_choice` goes by."""
-        tables, passed, of_data = self.tables, self.passed, self.of_data
+        tables, passed, name = self.tables, self.passed, self.data_name
+        # A user's file or folder that is not there is refused later, when the run reads it.
+        is_there = "data" in passed or is_own(name) or name in datasets.DATASETS or name.startswith(PREFIX)
+        of_data = self.of_data if is_there else None
         run, module = tables["run"], passed.get("model")
         model = getattr(module, "name", "") or tables["model"].get("name")
         if not model and "model" not in passed:
@@ -213,68 +254,8 @@ class DataFacts(NamedTuple):
     sharers: float  # natural clients that have a class, a mean over the classes; 0 without clients or classes
 
 
-def facts_of(dataset: Dataset) -> DataFacts:
-    """What suits these samples."""
-    by_target = "classes" if dataset.kind == CLASSIFICATION else "iid"
-    partition = "by_group" if dataset.natural else by_target
-    groups, classes, train = number_of_groups(dataset), len(dataset.classes), dataset.train
-    sharers = 0.0
-    if groups and train.group is not None and dataset.kind == CLASSIFICATION:
-        sharers = len(np.unique(train.group * classes + train.y)) / classes
-    return DataFacts(_model_for(dataset), partition, groups, dataset.kind, len(train), classes, sharers)
-
-
-def facts_of_table(table: Mapping[str, Any]) -> DataFacts:
-    """`facts_of` the data set that a table [data] describes; it is read again only after its file changed."""
-    record = data_record({"name": "digits", **table})
-    if (state := state_of(record)) not in _known:
-        if len(_known) == MOST_KNOWN:
-            _known.clear()
-        _known[state] = facts_of(data_of(record, keep=True))
-    return _known[state]
-
-
 # Of the last data sets, by their `state_of`: a comparison completes many runs on the same one.
 _known: dict[tuple[str, int], DataFacts] = {}
-
-
-def usual_partition(table: Mapping[str, Any], dataset: object = None) -> str:
-    """The partition where none is given: by natural clients where the data has them, else by class.
-
-    Args:
-        table: The table [data].
-        dataset: The data set, if a program passed one.
-    """
-    if isinstance(dataset, Dataset):
-        return facts_of(dataset).partition
-    name = str(table.get("name", "digits"))
-    if table.get("client"):
-        return "by_group"
-    # The clients of a table are the column `client`.
-    if is_own(name) and (user_code.is_reference(name) or datasets.reader(name) in READ_FOR_CLIENTS):
-        return facts_of_table(table).partition
-    return "iid" if table.get("kind", CLASSIFICATION) != CLASSIFICATION or _of_tokens(table) else "classes"
-
-
-def usual_model(table: Mapping[str, Any], dataset: object = None) -> str:
-    """The model where none is given: by the form of the samples where it is known, else ResNet-18.
-
-    Args:
-        table: The table [data].
-        dataset: The data set, if a program passed one.
-    """
-    if isinstance(dataset, Dataset):
-        return _model_for(dataset)
-    if _of_tokens(table):
-        return "causal_cnn"
-    is_survival = bool(table.get("event")) or table.get("kind") == SURVIVAL
-    if (
-        is_own(str(table.get("name", "digits")))
-        and not table.get("text")
-        and (is_survival or not table.get("target"))
-    ):
-        return facts_of_table(table).model
-    return "embedding" if table.get("text") else "mlp" if table.get("target") else "resnet18"
 
 
 def _model_for(dataset: Dataset) -> str:

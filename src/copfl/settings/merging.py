@@ -9,37 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from copfl.settings import presets
-from copfl.settings.facts import DATA_SET_DEFAULTS, Facts
+from copfl.settings.facts import Facts
 from copfl.settings.first_look import Layer as Layer
-from copfl.settings.first_look import check_layer
-from copfl.settings.schema import KINDS, RunSettings
+from copfl.settings.schema import KINDS
 from copfl.settings.toml import Tables
-
-
-def lower_layers(layers: Sequence[Layer], passed: Mapping[str, Any], preset: str) -> tuple[Tables, Tables]:
-    """The data set's defaults, and the preset; what is suggested is between them.
-
-    Args:
-        layers: What a person or a program set, from below; each is checked.
-        passed: By kind, values that a program passed.
-        preset: The name of a preset; "" for none.
-    """
-    for layer in layers:
-        check_layer(layer)
-    names = [str(layer["data"]["name"]) for layer in layers if "name" in layer.get("data", {})]
-    defaults: Tables = {}
-    if "data" not in passed:
-        suited = DATA_SET_DEFAULTS.get(names[-1] if names else "digits", {})
-        defaults = {kind: table for kind, table in suited.items() if kind not in passed}
-    if not preset:
-        return defaults, {}
-    of_preset = presets.content(preset)
-    rounds = [
-        layer["run"]["rounds"] for layer in (defaults, of_preset, *layers) if "rounds" in layer.get("run", {})
-    ]
-    last = rounds[-1] if rounds and isinstance(rounds[-1], int) else RunSettings.rounds
-    return defaults, presets.counted(of_preset, last)
 
 
 def merge(layers: Sequence[Layer], passed: Mapping[str, Any]) -> Tables:
@@ -68,13 +41,3 @@ def merge(layers: Sequence[Layer], passed: Mapping[str, Any]) -> Tables:
             plain = {key: value for key, value in table.items() if key != "value" or isinstance(value, str)}
             tables[kind] = {**tables[kind], **plain}
     return tables
-
-
-def names_algorithm(*layers: Layer, preset: str = "") -> bool:
-    """Whether an algorithm is chosen; if not, `first_choice` decides.
-
-    Args:
-        layers: Settings by title and key.
-        preset: The name of a preset, which has an algorithm.
-    """
-    return bool(preset) or any(layer.get("algorithm", {}).get("name") for layer in layers)

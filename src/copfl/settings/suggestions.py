@@ -1,6 +1,6 @@
 """What suits the data, where nobody chose: the method, the batch, the schedule, the model, the rates.
 
-`complete` asks between the layers that it merges; a tuning asks for the usual rate.
+`complete` asks between the layers that it merges; a tuning asks for the usual rates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from copfl.settings.checking import SettingError, parameters_of
 from copfl.settings.components import factory_of
 from copfl.settings.facts import LINEAR, SMALL_SETS, TREES, WORDS, Facts
 from copfl.settings.first_choice import first_choice, training_of
-from copfl.settings.merging import Layer, names_algorithm
+from copfl.settings.merging import Layer
 from copfl.settings.record import declared
 from copfl.settings.toml import Tables
 
@@ -46,7 +46,7 @@ def suggest(facts: Facts, defaults: Tables, layers: Sequence[Layer], preset: str
     }
     if preset:
         method: Tables = {}
-    elif names_algorithm(*layers) or "algorithm" in facts.passed:
+    elif "algorithm" in facts.passed or any(layer.get("algorithm", {}).get("name") for layer in layers):
         method = _training(facts, is_batch_set=any("batch" in layer.get("run", {}) for layer in layers))
     elif (name := FITTING.get(str(facts.tables["model"].get("name")), "")) and "model" not in facts.passed:
         method = {"algorithm": {"name": name}, **_needed(traits(ALGORITHMS[name]), facts)}
@@ -62,7 +62,7 @@ def _training(facts: Facts, is_batch_set: bool) -> Tables:
 
     Whoever sets a rate gets a constant one.
 
-    Adam and its rate are suggested by `rates_of`.
+    Adam and its rate are suggested by `usual_rates`.
     """
     table = facts.tables["algorithm"]
     needed = _needed(
@@ -110,42 +110,22 @@ def _check_options_of_nobody(table: Mapping[str, Any], usual: Mapping[str, Any])
             )
 
 
-def rates_of(tables: Tables, facts: Facts) -> Mapping[str, float]:
-    """Learning rates by optimizer that suit the data set and what is trained.
+def usual_rates(facts: Facts, by_rule: bool = True) -> Mapping[str, float]:
+    """Learning rates by optimizer that suit the data set and what is trained; else an optimizer's own counts.
 
     Args:
-        tables: One of each kind, from all layers.
         facts: What is known of the federation.
+        by_rule: Whether the rule of `first_choice` counts, and whether adapters are trained, as in a run; a tuning
+            tries the rates around those of a whole model.
     """
-    if getattr(facts.passed.get("data"), "name", "") in datasets.DATASETS:
+    data, model = (
+        facts.data_name,
+        "" if "model" in facts.passed else str(facts.tables["model"].get("name", "")),
+    )
+    is_published = getattr(facts.passed.get("data"), "name", "") in datasets.DATASETS
+    is_whole = pretrained.is_pretrained(model) and not facts.is_adapted
+    if is_published or (data not in SMALL_SETS and (is_whole or data in datasets.DATASETS)):
         return {}
-    model = "" if "model" in facts.passed else str(tables["model"].get("name", ""))
-    rates = usual_rates(facts.data_name, model, facts.is_adapted)
-    if rates and "lr" not in tables["optimizer"] and facts.follows_rule:
-        return {**rates, **dict.fromkeys(ADAPTIVE, training_of(facts.known).lr)}
-    return ADAPTER_RATES if facts.is_adapted and rates and facts.data_name not in SMALL_SETS else rates
-
-
-def usual_rates(data: str, model: str = "", adapted: bool = False) -> Mapping[str, float]:
-    """Learning rates by optimizer, where they are not the optimizer's own.
-
-    Args:
-        data: The name of the data set.
-        model: The name of the model.
-        adapted: Whether only adapters or a head are trained.
-    """
-    whole = pretrained.is_pretrained(model) and not adapted
-    return OWN_RATES if data in SMALL_SETS or not (whole or data in datasets.DATASETS) else {}
-
-
-def usual_rate(optimizer: str, data: str, model: str = "", adapted: bool = False) -> float:
-    """The learning rate of an optimizer on a data set where none is given; the lowest that a tuning tries.
-
-    Args:
-        optimizer: Its name.
-        data: The name of the data set.
-        model: The name of the model.
-        adapted: Whether only adapters or a head are trained.
-    """
-    usual = parameters_of(factory_of("optimizer", optimizer))["lr"].default
-    return float(usual_rates(data, model, adapted).get(optimizer, usual))
+    if by_rule and "lr" not in facts.tables["optimizer"] and facts.follows_rule:
+        return {**OWN_RATES, **dict.fromkeys(ADAPTIVE, training_of(facts.known).lr)}
+    return ADAPTER_RATES if by_rule and facts.is_adapted and data not in SMALL_SETS else OWN_RATES

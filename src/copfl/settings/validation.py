@@ -14,6 +14,7 @@ from copfl.core.algorithm import rate_of, traits, with_optimizer, with_rate
 from copfl.core.optim import DefaultNumber
 from copfl.data.clients.partition import Partition
 from copfl.data.clients.schemes import SCHEMES
+from copfl.errors import UsageError
 from copfl.settings import schema
 from copfl.settings.checking import SettingError, options_of
 from copfl.settings.components import WRAPPERS, component, name_of, usual_optimizer
@@ -21,7 +22,7 @@ from copfl.settings.data import data_record
 from copfl.settings.facts import Facts
 from copfl.settings.model import adapter_record, model_record
 from copfl.settings.schema import Run, record_of
-from copfl.settings.suggestions import rates_of
+from copfl.settings.suggestions import usual_rates
 from copfl.settings.task import task_record
 from copfl.settings.toml import Tables
 from copfl.settings.values import record_of_value
@@ -40,7 +41,14 @@ def validate(tables: Tables, facts: Facts | None = None) -> Run:
     """
     tables = {kind: {} for kind in schema.KINDS} | tables
     passed = facts.passed if facts else {}
-    rates = rates_of(tables, facts) if facts else {}
+    for kind, table in tables.items():
+        if facts and "value" in table and kind not in passed:
+            argument = "dataset" if kind == "data" else kind
+            raise UsageError(
+                f"the {kind} of this run is {table['value']}, a value that a Python program passed; "
+                f"pass it again from there: {argument}=..., or name it: [{kind}] name = ..."
+            )
+    rates = usual_rates(facts) if facts else {}
     by_rule = facts is not None and facts.follows_rule
     records: dict[str, Any] = {}
     if "algorithm" in passed:
@@ -65,10 +73,9 @@ def validate(tables: Tables, facts: Facts | None = None) -> Run:
     if "partition" in passed or tables["partition"]:
         records["partition"] = chosen = _partition(tables["partition"], passed.get("partition"), run)
         is_open = chosen.name == "by_group" and "clients" not in run
-        if (
-            is_open and facts and (clients := facts.natural_clients)
-        ):  # without any, the scheme refuses the data
-            run["clients"] = clients
+        of_data = facts.of_data if is_open and facts else None
+        if of_data is not None and of_data.groups:  # without any, the scheme refuses the data
+            run["clients"] = of_data.groups
     records["model"] = model_record(tables["model"], bool(tables["adapter"]), passed.get("model"))
     if tables["adapter"]:
         records["adapter"] = adapter_record(tables["adapter"])
@@ -113,7 +120,7 @@ def usual_options(
     Args:
         algorithm: The algorithm, whose own optimizer is the default.
         table: What is set.
-        rates: Learning rates by optimizer that suit the data set, see `suggestions.rates_of`.
+        rates: Learning rates by optimizer that suit the data set, see `suggestions.usual_rates`.
         value: An optimizer that a program passed.
         by_rule: Whether Adam is the default of an algorithm whose author chose none.
     """

@@ -85,22 +85,6 @@ def passed_values(layers: Sequence[Layer | Run], values: Mapping[str, Any]) -> V
     return Values(passed, named)
 
 
-def check_passed(tables: Tables, passed: Mapping[str, Any]) -> None:
-    """UsageError if the tables are of a run with a value, which the program does not pass again.
-
-    Args:
-        tables: Settings by title and key, such as the content of run.toml.
-        passed: By kind, values that a program passed.
-    """
-    for kind, table in tables.items():
-        argument = "dataset" if kind == "data" else kind
-        if "value" in table and kind not in passed:
-            raise UsageError(
-                f"the {kind} of this run is {table['value']}, a value that a Python program passed; "
-                f"pass it again from there: {argument}=..., or name it: [{kind}] name = ..."
-            )
-
-
 def check_same(written: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]]) -> None:
     """UsageError if a program passed another value than the run has.
 

@@ -151,25 +151,14 @@ class Runner:
             yield Done(job, RunError(f"{job.title}: its executor is broken; run the same command again"), 0.0)
 
     def _batched(self, jobs: Sequence[Job]) -> Iterator[Done]:
-        """These jobs as one batch; else the seeds of each learning rate as one; else each job alone."""
-        smaller: list[list[Job]] = []
-        try:
-            yield from self._attempt(jobs)
-        except CannotBatch:  # attempted below, where the error holds no GPU memory
-            by_rate = _grouped(jobs, BATCHED[:1])
-            smaller = by_rate if len(by_rate) > 1 else [[job] for job in jobs]
-        for some in smaller:
-            yield from self._batched(some)
+        """These jobs as one batch; else the seeds of each learning rate as one; else each job alone.
 
-    def expected(self, jobs: Sequence[Job]) -> float:
-        """Seconds that these jobs will take: as the last of their kind, or the slowest so far; 0 at first."""
-        slowest = max(self.seconds.values(), default=0.0)
-        return float(jobs[0].run.run.rounds * self.seconds.get(_kind(jobs), slowest))
-
-    def _attempt(self, jobs: Sequence[Job]) -> Iterator[Done]:
+        Their folders are locked; an error is of these jobs.
+        """
         if time.monotonic() + self.expected(jobs) > self.end:
             raise TimeIsUp
         clock, loading, left = time.monotonic(), self.loading, list(jobs)
+        smaller: list[list[Job]] = []
         try:
             with contextlib.ExitStack() as locks:
                 trained = self._train(jobs, locks)
@@ -179,6 +168,9 @@ class Runner:
                 for job in jobs:
                     left.remove(job)
                     yield Done(job, None, seconds / len(jobs))
+        except CannotBatch:  # trained below, where the error holds no GPU memory
+            by_rate = _grouped(jobs, BATCHED[:1])
+            smaller = by_rate if len(by_rate) > 1 else [[job] for job in jobs]
         except (CopflError, torch.cuda.OutOfMemoryError) as error:
             for job in left:
                 yield Done(job, error, time.monotonic() - clock)
@@ -186,6 +178,13 @@ class Runner:
             gc.collect()  # the next run, or another process, needs the GPU memory of this one
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+        for some in smaller:
+            yield from self._batched(some)
+
+    def expected(self, jobs: Sequence[Job]) -> float:
+        """Seconds that these jobs will take: as the last of their kind, or the slowest so far; 0 at first."""
+        slowest = max(self.seconds.values(), default=0.0)
+        return float(jobs[0].run.run.rounds * self.seconds.get(_kind(jobs), slowest))
 
     def _train(self, jobs: Sequence[Job], locks: contextlib.ExitStack) -> bool:
         """Trains these jobs, several of them as one batch; False if they are finished already."""

@@ -27,6 +27,9 @@ DAY = 24 * 3600.0
 def head_of(settings: Terms, node: Node, packet: Packet) -> Head:
     """The head that the server's message must have; WireError if it names no run, round or client.
 
+    A run that begins on this node is written down: each costs the node time and a folder, whatever its name. It is a
+    PolicyError if too many did within a day.
+
     Args:
         settings: What all members must agree on.
         node: The one that is asked.
@@ -43,36 +46,22 @@ def head_of(settings: Terms, node: Node, packet: Packet) -> Head:
         raise WireError(f"it is of run {run}, and the run config of {session.run}")
     if not 0 <= round <= rounds:  # a new client is asked after the last one
         raise WireError(f"it is of round {round}, and the run has {rounds} rounds")
-    admit_run(node, run)
+    path, now = node.memory / RUNS, time.time()
+    begun = stored(path, lambda runs: {str(name): float(at) for name, at in runs.items()}, {})
+    if run not in begun and not (node.folder / run).is_dir():
+        today = {name: at for name, at in begun.items() if at > now - DAY}
+        if len(today) >= node.policy.bounds.runs_per_day:
+            why = f"{len(today)} runs have begun on this node within a day"
+            raise PolicyError((Refusal("bounds.runs_per_day", why),), "request")
+        write_json(path, today | {run: now})
     assigned = node.client_in(run)
     return Head("down", run, settings.layout, round, client if assigned < 0 else assigned)
 
 
-def admit_run(node: Node, run: str) -> None:
-    """Writes down a run that begins on this node; PolicyError if too many did within a day.
-
-    Each run costs the node time and a folder, whatever its name.
-
-    Args:
-        node: The one that is asked.
-        run: The name in the server's message.
-    """
-    path, now = node.memory / RUNS, time.time()
-    begun = stored(path, lambda runs: {str(name): float(at) for name, at in runs.items()}, {})
-    if run in begun or (node.folder / run).is_dir():
-        return
-    today = {name: at for name, at in begun.items() if at > now - DAY}
-    if len(today) >= node.policy.bounds.runs_per_day:
-        why = f"{len(today)} runs have begun on this node within a day"
-        raise PolicyError((Refusal("bounds.runs_per_day", why),), "request")
-    write_json(path, today | {run: now})
-
-
-def require_few_refusals(node: Node) -> None:
-    """PolicyError if so many requests within a day could not be answered with the node's data."""
-    if len(_refused_today(node)) >= node.policy.bounds.refusals_per_day:
-        why = "too many requests within a day could not be answered with this node's data"
-        raise PolicyError((Refusal("bounds.refusals_per_day", why),), "request")
+def refused_today(node: Node) -> list[float]:
+    """When requests of the last day could not be answered with the node's data."""
+    refusals = stored(node.memory / REFUSALS, lambda times: [float(at) for at in times], [])
+    return [at for at in refusals if at > time.time() - DAY]
 
 
 def count_refusal(node: Node) -> None:
@@ -80,12 +69,7 @@ def count_refusal(node: Node) -> None:
 
     That there is a refusal, and nothing else of it, depends on the data: a bit for whoever asks.
     """
-    write_json(node.memory / REFUSALS, [*_refused_today(node), time.time()])
-
-
-def _refused_today(node: Node) -> list[float]:
-    refusals = stored(node.memory / REFUSALS, lambda times: [float(at) for at in times], [])
-    return [at for at in refusals if at > time.time() - DAY]
+    write_json(node.memory / REFUSALS, [*refused_today(node), time.time()])
 
 
 def decode(settings: TrainingSettings, node: Node, packet: Packet) -> tuple[Head, Any, dict[str, Any]]:

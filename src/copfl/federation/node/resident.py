@@ -22,14 +22,14 @@ from copfl.data.samples import shape_of
 from copfl.errors import CopflError, DataError, UsageError, raised_as
 from copfl.federation.node import secure_update, statistics
 from copfl.federation.node.data import NodeData, node_data
-from copfl.federation.node.incoming import count_refusal, require_few_refusals
+from copfl.federation.node.incoming import count_refusal, refused_today
 from copfl.federation.node.join import personalise
 from copfl.federation.node.node import Accepted, Node, NodeAnswer
 from copfl.federation.node.secure_phases import MASKED
 from copfl.federation.policy import own_code
 from copfl.federation.policy.model_size import require_size
 from copfl.federation.policy.record import AllowedCode, RequestBounds, StatisticsRules
-from copfl.federation.policy.refusal import PolicyError
+from copfl.federation.policy.refusal import PolicyError, Refusal
 from copfl.federation.policy.request import check_tables
 from copfl.federation.protocol.messages import JOIN, Content, refusal
 from copfl.federation.protocol.noise import epsilon_of_upload
@@ -62,7 +62,9 @@ class Resident:
         torch.set_num_threads(node.config.threads)
         torch.random.set_rng_state(self._random)  # a custom model may draw from it
         try:
-            require_few_refusals(node)
+            if len(refused_today(node)) >= node.policy.bounds.refusals_per_day:
+                why = "too many requests within a day could not be answered with this node's data"
+                raise PolicyError((Refusal("bounds.refusals_per_day", why),), "request")
             if nested(accepted.run_config).get("session", {}).get("agree"):
                 _require_member(node, kind)
                 return NodeAnswer(statistics.answer(terms_of(accepted.run_config), node, packet))

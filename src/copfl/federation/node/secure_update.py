@@ -20,7 +20,7 @@ from copfl.federation.node import update
 from copfl.federation.node.data import LoadData, node_data
 from copfl.federation.node.final import evaluate_after_rounds
 from copfl.federation.node.halves import compare_halves
-from copfl.federation.node.incoming import decode, head_of
+from copfl.federation.node.incoming import decode
 from copfl.federation.node.node import Node
 from copfl.federation.node.secure_memory import RememberedSum, SumMemory, rows_of
 from copfl.federation.node.secure_phases import KINDS, Contribution, PhaseRequest, added_up
@@ -112,23 +112,6 @@ class UpdateSummand:
         memory.remember(added)
 
 
-def _plain_update(settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData) -> Packet:
-    """An upload without secure aggregation: a sum of one, if the data have been in a secure sum."""
-    memory = SumMemory(node.memory)
-    if memory.is_empty:
-        return update.local_update(settings, node, packet, load_data)
-    head = head_of(settings, node, packet)
-    data = load_data(settings, node.numbered(head.client))
-    alone = frozenset([node.identity(node.key.public)])
-    history = memory.history(samples := memory.name_of(data.samples))
-    plain = RememberedSum(samples, alone, rows_of(settings.federation, head.client), frozenset())
-    history.expect(plain, node.config.cohort_changes)  # before it trains
-    reply = update.local_update(settings, node, packet, lambda *_: data)
-    if history:
-        memory.remember(plain._replace(uploads=frozenset([hashlib.sha256(reply.body).hexdigest()])))
-    return reply
-
-
 def _in_sum(settings: TrainingSettings, node: Node, packet: Packet, load_data: LoadData) -> Packet:
     """The answer to a message of a phase of a secure sum."""
     return added_up(settings, node, packet, UpdateSummand(load_data))
@@ -136,7 +119,7 @@ def _in_sum(settings: TrainingSettings, node: Node, packet: Packet, load_data: L
 
 # By whether aggregation is secure, and the kind of the message: all that a node answers in a round, and after the last.
 UPDATES: dict[tuple[bool, str], Callable[[TrainingSettings, Node, Packet, LoadData], Packet]] = {
-    (False, "down"): _plain_update,
+    (False, "down"): update.local_update,
     (False, HALVES): compare_halves,
     (False, Field.FINAL): evaluate_after_rounds,
     **{(True, kind): _in_sum for kind in KINDS},

@@ -6,6 +6,7 @@ an upload that arrived too late has no effect.
 """
 
 import dataclasses
+import hashlib
 import logging
 from typing import Any, NamedTuple
 
@@ -25,11 +26,12 @@ from copfl.federation.node import halves, measured_rounds, remembered_run
 from copfl.federation.node.bundle import kept_score, write_bundle
 from copfl.federation.node.data import LoadData, NodeData, moved, node_data
 from copfl.federation.node.evaluation import MeasuredModels, is_best, measure, scores_of
-from copfl.federation.node.incoming import decode
+from copfl.federation.node.incoming import decode, head_of
 from copfl.federation.node.known_data import KnownData
 from copfl.federation.node.ledger import SUM, UPLOAD, Ledger, Release
 from copfl.federation.node.node import CLIENT, Node
 from copfl.federation.node.records import ClientRecords
+from copfl.federation.node.secure_memory import RememberedSum, SumMemory, rows_of
 from copfl.federation.protocol.files import write_json
 from copfl.federation.protocol.messages import Field
 from copfl.federation.protocol.noise import SecretNoise, enter_upload, sum_noise, upload_noise, with_key
@@ -98,7 +100,8 @@ def train(settings: TrainingSettings, node: Node, packet: Packet, load_data: Loa
     2. The node notes what it was asked, before anything is computed: it trains on one model in a round.
     3. Its data are loaded, and the algorithm gets the key of the node's noise.
     4. It trains, and measures its models. A failure is passed on as it is: its text may describe samples.
-    5. The release is entered into the ledger: before it leaves, and also if the caller adds it to a sum.
+    5. The release is entered into the ledger: before it leaves, and also if the caller adds it to a sum. It is a
+       PolicyError if its epsilon is too much.
 
     Args:
         settings: The federation's.
@@ -143,7 +146,14 @@ def train(settings: TrainingSettings, node: Node, packet: Packet, load_data: Loa
             noised = enter_upload(records.folder, output.upload)
         client, output, measured = moved((client, output, measured), torch.device("cpu"))
     samples = KnownData(node.memory).name_of(data.samples)
-    _enter_release(settings, node, head, samples, noised)
+    release = Release(samples, head.run, head.round, noise=0.0)
+    if isinstance(settings.algorithm, SecretNoise) and not reports_metrics(settings, node):
+        noise, where = upload_noise(settings.algorithm), UPLOAD
+        if settings.federation.secure.aggregation:  # others may reveal a sum of so few, if this node is lost
+            fewest = max(settings.rules.threshold, SMALLEST_COHORT)
+            noise, where = sum_noise(settings.algorithm, fewest), SUM
+        release = release._replace(noise=noise, clip=settings.algorithm.clip, place=where, value=noised)
+    Ledger(node.memory).enter(release, node.policy.privacy)
     return TrainedUpdate(
         head, fields, records, client, output, failure, measured, note, noised, settings, data, samples
     )
@@ -157,18 +167,6 @@ def _log_gpu(device: torch.device, round: int) -> None:
         logging.getLogger("flwr").info(
             "copfl: round %d was trained on %s; at most %.1f MiB of its memory", round + 1, name, peak
         )
-
-
-def _enter_release(settings: TrainingSettings, node: Node, head: Head, samples: str, noised: str) -> None:
-    """Writes the upload into the node's ledger before it leaves; PolicyError if its epsilon is too much."""
-    release = Release(samples, head.run, head.round, noise=0.0)
-    if isinstance(settings.algorithm, SecretNoise) and not reports_metrics(settings, node):
-        noise, where = upload_noise(settings.algorithm), UPLOAD
-        if settings.federation.secure.aggregation:  # others may reveal a sum of so few, if this node is lost
-            fewest = max(settings.rules.threshold, SMALLEST_COHORT)
-            noise, where = sum_noise(settings.algorithm, fewest), SUM
-        release = release._replace(noise=noise, clip=settings.algorithm.clip, place=where, value=noised)
-    Ledger(node.memory).enter(release, node.policy.privacy)
 
 
 def reports_metrics(settings: TrainingSettings, node: Node) -> bool:
@@ -191,13 +189,24 @@ def local_update(
 ) -> Packet:
     """The client's upload for one round; its record is written before.
 
+    If the data have been in a secure sum, it counts as a sum of one.
+
     Args:
         settings: The federation's.
         node: The one that is asked.
         packet: The server's message, with the model.
         load_data: Reads the node's data.
     """
-    trained = train(settings, node, packet, load_data)
+    memory = SumMemory(node.memory)
+    alone: RememberedSum | None = None
+    if not memory.is_empty:
+        head = head_of(settings, node, packet)
+        data = load_data(settings, node.numbered(head.client))
+        identity = frozenset([node.identity(node.key.public)])
+        rows = rows_of(settings.federation, head.client)
+        alone = RememberedSum(memory.name_of(data.samples), identity, rows, frozenset())
+        memory.history(alone.samples).expect(alone, node.config.cohort_changes)  # before it trains
+    trained = train(settings, node, packet, load_data if alone is None else lambda *_: data)
     if trained.output is None:
         # The server sees whether an upload is finite; any other text may describe samples.
         if isinstance(trained.failure, WireError):
@@ -206,7 +215,7 @@ def local_update(
     trained.save(node)
     metrics = trained.metrics if reports_metrics(settings, node) else {}
     reported = {name: wire.plain(float(value)) for name, value in metrics.items()}
-    return wire.encode(
+    upload = wire.encode(
         trained.output.upload,
         trained.head._replace(kind="upload"),
         settings.federation.network.wire,
@@ -215,6 +224,9 @@ def local_update(
         known=[t for t in tree.leaves(trained.client) if t.dtype == torch.bool],
         about={Field.NOTE: trained.note, Field.METRICS: reported},
     )
+    if alone is not None and memory.history(alone.samples):
+        memory.remember(alone._replace(uploads=frozenset([hashlib.sha256(upload.body).hexdigest()])))
+    return upload
 
 
 def plan_of(

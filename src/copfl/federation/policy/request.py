@@ -49,7 +49,20 @@ def refusals(policy: Policy, run_config: Mapping[str, Any]) -> tuple[Refusal, ..
         return (Refusal(KEYS, "".join(c if c.isprintable() else "?" for c in str(error)[:300])),)
     if unknown_titles := [title for title in tables if title not in TITLES]:
         return (Refusal(KEYS, f"{unknown_titles[0]} is no table of a run config"),)
-    completed = _completed(tables)
+    # The defaults of keys that are left out; the defaults of components are checked by `check_tables`.
+    completed = {title: {**DEFAULTS.get(title, {}), **tables.get(title, {})} for title in TITLES}
+    completed["run"] = {
+        key: value
+        for key, value in completed["run"].items()
+        if key in RUN_KEYS or key in tables.get("run", {})
+    }
+    if completed["privacy"]:
+        completed["privacy"].setdefault("clip", DEFAULT_CLIP)
+    kind, task = str(completed["samples"]["kind"]), completed["task"]
+    metrics = entries_of(task.get("metrics", ()))
+    if not any(str(text).replace(",", "").strip() for text in metrics):  # as in `settings.task.task_record`
+        task["metrics"] = USUAL_METRIC.get(kind, "")
+    task.setdefault("loss", USUAL_LOSS.get(kind, ""))
     return (*_value_refusals(policy, completed), *_component_refusals(policy, completed))
 
 
@@ -82,24 +95,6 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, str):
         return len(value) <= MOST_TEXT
     return isinstance(value, bool) or (isinstance(value, int | float) and abs(value) < 2**63)
-
-
-def _completed(tables: Tables) -> Tables:
-    """The tables with the defaults of keys that are left out. Defaults of components are checked by `check_tables`."""
-    completed = {title: {**DEFAULTS.get(title, {}), **tables.get(title, {})} for title in TITLES}
-    completed["run"] = {
-        key: value
-        for key, value in completed["run"].items()
-        if key in RUN_KEYS or key in tables.get("run", {})
-    }
-    if completed["privacy"]:
-        completed["privacy"].setdefault("clip", DEFAULT_CLIP)
-    kind, task = str(completed["samples"]["kind"]), completed["task"]
-    metrics = entries_of(task.get("metrics", ()))
-    if not any(str(text).replace(",", "").strip() for text in metrics):  # as in `settings.task.task_record`
-        task["metrics"] = USUAL_METRIC.get(kind, "")
-    task.setdefault("loss", USUAL_LOSS.get(kind, ""))
-    return completed
 
 
 # -- what settings mean together -----------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from copfl.federation.protocol.halves import check_halves
 from copfl.federation.protocol.noise import SecretNoise
 from copfl.federation.protocol.secure_sum import Rules
 from copfl.settings.checking import unknown_key
-from copfl.settings.components import build, wrapped
+from copfl.settings.components import build
 from copfl.settings.facts import check_model
 from copfl.settings.federation import OWN, RUN_TABLES, TITLES, Federation, check_run_keys, own_record
 from copfl.settings.flat import nested
@@ -142,7 +142,7 @@ def prepared(federation: Federation, bounds: RequestBounds | None = None) -> Tra
     algorithm = with_local_steps(with_even_batches(algorithm, run.run.even_batches), run.run.steps)
     for kind in ("server", "addons", "robust"):
         if component := getattr(run, kind):
-            algorithm = wrapped(kind, component, algorithm)
+            algorithm = build(kind, component, algorithm=algorithm)
     shape = () if samples.text else samples.shape
     public = _public(samples.public, shape) if samples.public else None
     if bounds is not None:

@@ -122,7 +122,7 @@ def test_every_algorithm_with_every_option(name: str, options: dict[str, Any]) -
 
 @pytest.mark.parametrize("preset", presets.names())
 def test_every_preset(preset: str) -> None:
-    tables = presets.preset(preset, 3)  # but for its data
+    tables = presets.preset(preset, [{"run": {"rounds": 3}}])  # but for its data
     settings = {"algorithm_options": {key: v for key, v in tables["algorithm"].items() if key != "name"}}
     settings |= {kind: tables[kind] for kind in ("optimizer", "addons") if kind in tables}
     how = check_bytes if SLOW else check

@@ -4,6 +4,7 @@ import pytest
 
 import copfl
 from copfl.algorithms import COPFL
+from copfl.comparison.rows.entry_settings import common_of
 from copfl.core import Adam
 from copfl.errors import UsageError
 from copfl.experiment.preparation import prepare
@@ -25,7 +26,17 @@ def test_the_command_line_wins() -> None:
 
 def test_an_unknown_preset_names_those_there_are() -> None:
     with pytest.raises(UsageError, match="paper"):
-        presets.preset("papr", 40)
+        presets.preset("papr")
+
+
+@pytest.mark.parametrize("settings", [{}, {"rounds": 10}])
+def test_percentages_are_of_the_rounds_of_the_run_in_a_comparison_too(settings: dict[str, int]) -> None:
+    for name in presets.names():
+        run = complete({"data": {"name": "digits"}, "run": dict(settings)}, preset=name).tables()
+        common = common_of("digits", {"preset": name, **settings})
+        for kind in ("run", "algorithm"):
+            table = common.get(kind, {})
+            assert {key: run[kind][key] for key in table} == table, name
 
 
 def test_every_preset_can_be_prepared() -> None:

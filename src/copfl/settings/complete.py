@@ -10,9 +10,8 @@ from copfl.settings.components import build
 from copfl.settings.facts import DATA_SET_DEFAULTS, Facts, check_model
 from copfl.settings.first_look import check_layer
 from copfl.settings.merging import Layer, merge
-from copfl.settings.schema import Run, RunSettings
+from copfl.settings.schema import Run
 from copfl.settings.suggestions import suggest
-from copfl.settings.toml import Tables
 from copfl.settings.validation import validate
 from copfl.settings.values import passed_values
 from copfl.wrappers.local_steps import with_local_steps
@@ -45,12 +44,7 @@ def complete(
     data_sets = [str(layer["data"]["name"]) for layer in upper if "name" in layer.get("data", {})]
     suited = {} if "data" in passed else DATA_SET_DEFAULTS.get(data_sets[-1] if data_sets else "digits", {})
     defaults = {kind: table for kind, table in suited.items() if kind not in passed}
-    of_preset: Tables = {}
-    if preset:
-        content = presets.content(preset)
-        layers_with_rounds = [t for t in (defaults, content, *upper) if "rounds" in t.get("run", {})]
-        rounds = layers_with_rounds[-1]["run"]["rounds"] if layers_with_rounds else None
-        of_preset = presets.counted(content, rounds if isinstance(rounds, int) else RunSettings.rounds)
+    of_preset = presets.preset(preset, upper, defaults) if preset else {}
     chosen = merge([defaults, of_preset, *upper], passed)
     facts = Facts(chosen, passed, sums_only)
     suggested = suggest(facts, defaults, upper, preset)  # only where nothing was chosen

@@ -15,6 +15,7 @@ from copfl.settings import arguments, presets
 from copfl.settings.checking import SettingError, parameters_of
 from copfl.settings.complete import complete
 from copfl.settings.components import factory_of, name_of, usual_optimizer
+from copfl.settings.facts import DATA_SET_DEFAULTS
 from copfl.settings.record import declared
 from copfl.settings.schema import KINDS, RunSettings
 from copfl.settings.toml import Tables
@@ -136,8 +137,8 @@ def common_of(dataset: arguments.Data, settings: Mapping[str, Any]) -> Tables:
     base = arguments.tables(dataset, settings)
     if not (preset := settings.get("preset")):
         return base
-    rounds = base.get("run", {}).get("rounds", RunSettings.rounds)
-    below = presets.preset(preset, rounds)
+    name = str(base.get("data", {}).get("name", "digits"))
+    below = presets.preset(preset, [base], DATA_SET_DEFAULTS.get(name))
     return {title: {**below.get(title, {}), **base.get(title, {})} for title in {**below, **base}}
 
 

@@ -1,11 +1,13 @@
 """Settings by name: layers below a run file and the command line."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 from copfl.settings.checking import unknown_name
+from copfl.settings.first_look import Layer
+from copfl.settings.schema import RunSettings
 from copfl.settings.toml import Tables, read
 
 PERCENTAGE = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?%")
@@ -17,14 +19,19 @@ def names() -> list[str]:
     return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
 
 
-def preset(name: str, rounds: int) -> Tables:
-    """The settings of a preset for a run of so many rounds.
+def preset(name: str, layers: Sequence[Layer] = (), defaults: Layer | None = None) -> Tables:
+    """The settings of a preset for the run of these layers, whose rounds its percentages are of.
 
     Args:
         name: Of the preset.
-        rounds: Of the run.
+        layers: What is set above it.
+        defaults: What suits the data set, below it.
     """
-    return counted(content(name), rounds)
+    own = content(name)
+    tables = (defaults or {}, own, *layers)
+    rounds = [layer["run"]["rounds"] for layer in tables if "rounds" in layer.get("run", {})]
+    last = rounds[-1] if rounds and isinstance(rounds[-1], int) else RunSettings.rounds  # else refused later
+    return counted(own, last)
 
 
 def content(name: str) -> Tables:

@@ -17,7 +17,7 @@ from typing import Any
 
 from copfl.data import reading
 from copfl.data.tables.columns import Column, DataTable, column_of, joined
-from copfl.errors import DataError, raised_as
+from copfl.errors import CopflError, DataError, raised_as
 from copfl.tables import listed
 
 LARGEST_FILE = 4096 * reading.MIB  # a table takes up to three times as much memory
@@ -64,11 +64,7 @@ def _separated(path: Path) -> DataTable:
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
 
-    with _utf8(path), path.open(encoding="utf-8-sig", newline="") as file:
-        first_line = re.sub('"[^"]*"', "", next(filter(str.strip, file), ""))
-        separator = max(SEPARATORS, key=first_line.count)
-        file.seek(0)
-        written_names = next(filter(None, csv.reader(file, delimiter=separator, strict=True)), [])
+    separator, written_names = _first_line(path)
     names = [name.strip() for name in written_names]
     _check_names(path, names)
     if not names:
@@ -93,6 +89,29 @@ def _separated(path: Path) -> DataTable:
     notes = [f"decimal commas are read as points: {', '.join(with_commas)}"] if with_commas else []
     notes += [f"{READ_AS_MISSING}: {listed(with_words, MOST_SHOWN)}"] if with_words else []
     return DataTable(columns, tuple(notes))
+
+
+def _first_line(path: Path) -> tuple[str, list[str]]:
+    """The separator of a .csv or .tsv file, and the names of its columns as they are written."""
+    with _utf8(path), path.open(encoding="utf-8-sig", newline="") as file:
+        first_line = re.sub('"[^"]*"', "", next(filter(str.strip, file), ""))
+        separator = max(SEPARATORS, key=first_line.count)
+        file.seek(0)
+        return separator, next(filter(None, csv.reader(file, delimiter=separator, strict=True)), [])
+
+
+def first_names(path: Path) -> list[str]:
+    """The names of the columns, where the first line of a file has them; nothing else is read or imported.
+
+    Args:
+        path: Of a table. Of a file of another kind, or one that `read_table` refuses, the list is empty.
+    """
+    if READERS.get(path.suffix.lower()) is not _separated:
+        return []
+    try:
+        return [name.strip() for name in _first_line(path)[1]]
+    except (CopflError, OSError, UnicodeDecodeError, csv.Error):
+        return []
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:

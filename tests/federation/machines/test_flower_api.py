@@ -74,13 +74,16 @@ def test_a_serverapp_may_take_minutes_to_start_and_is_lost_after_one_of_silence(
         assert bool(happens(task)) is is_right, (second, happens)
 
 
-def test_a_refused_heartbeat_interrupts_the_process_by_what_the_node_replaces() -> None:
+def test_a_refusal_interrupts_the_process_by_what_the_node_replaces() -> None:
     source = inspect.getsource(flower_api.fleet_http_connection)
     assert (
         source.count("os.kill(os.getpid(), signal.SIGINT)")
         == len(re.findall(r"\bos\.(?!getpid)", source))
         == 1
     )
+    assert source.count("= make_simple_http_retry_invoker()") == 1
+    retries = inspect.getsource(flower_api.fleet_http_connection.make_simple_http_retry_invoker)
+    assert retries.count("os.kill(") == retries.count("def _should_giveup(exc: Exception)") == 1
 
 
 def test_a_name_that_is_not_listed_is_an_error() -> None:

@@ -217,8 +217,9 @@ def test_four_hospitals_and_a_coordinator(machines: dict[str, Machine], tmp_path
             assert_said(consent, node.shown)
     for line in admit.splitlines():
         site = line.split()[-1]
+        heard = nodes[site].sees(r"in the same call:  ([a-z ]+)\n")  # the answer has arrived
         admission = server.type(line)
-        admission.answer("reads out by telephone:", nodes[site].sees(r"in the same call:  ([a-z ]+)\n"))
+        admission.answer("reads out by telephone:", heard)
         said = admission.ended()
     assert "All sites are there. Train: copfl federate run clinic" in said
     said = server.run(train)

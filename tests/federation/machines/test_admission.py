@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import logging
 import resource
 import socket
 import threading
@@ -55,13 +56,21 @@ async def flower(scope: Any, receive: Any, send: Any) -> None:
     await PlainTextResponse("Not Found", 404)(scope, receive, send)
 
 
-def test_an_answer_arrives_and_what_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_answer_arrives_and_what_is_none_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, log = list[str](), logging.getLogger("of this test")
+    monkeypatch.setattr(log, "handle", lambda record: said.append(record.getMessage()))
+    monkeypatch.setattr(admission, "logger", log)
+    log.setLevel(logging.INFO)
     app = coordinated(tmp_path, "north")
     site = joined(app, "north", tmp_path)
     _, document = joining.answer(site)
     authority = (app / "keys" / "ca.pem").read_text()
     with serving(admission.Admission(flower, app), app / "keys") as address:
         assert admission.send(address, authority, document) == WAITS
+        what_to_do = f"telephone north, and enter its words: copfl federate admit {app} north"
+        assert said == [f"copfl: north waits for admission: {what_to_do}"]
         for wrong in (b"", b"{}", document.replace(b'"joins"', b'"leaves"'), b"0" * 10**6):
             with pytest.raises((UsageError, RunError), match=r"the server refuses: it is no answer"):
                 admission.send(address, authority, wrong)

@@ -216,7 +216,7 @@ def _sent(site: "JoinedSite", document: bytes, words: str) -> str:
                 if not told:
                     stack.enter_context(waiting(site, str(error)))
                     print(f"copfl: {error}. This waits for it", file=sys.stderr, flush=True)
-                    print(f"If the coordinator has not entered them yet, your words are:  {words}")
+                    print(f"If the coordinator has not entered your words yet, they are:  {words}")
                     print(f"Without a way to its server, send it the file {site.folder / ANSWER}", flush=True)
                 told = True
                 time.sleep(RETRY)

@@ -52,12 +52,20 @@ class Admission:
             return  # nothing is kept of whom does not finish
         try:
             async with self.one_at_a_time:
-                state = await run_in_threadpool(invitations.receive, self.folder, content)
+                state = await run_in_threadpool(self._received, content)
             response = JSONResponse({"state": state})
         except CopflError as error:
             logger.warning("copfl: an answer to an invitation was refused: %s", printable(error))
             response = JSONResponse({"refused": printable(error)}, status_code=403)
         await response(scope, receive, send)
+
+    def _received(self, content: bytes) -> str:
+        """The state of the site that answers; the coordinator reads in the log what to do."""
+        state = invitations.receive(self.folder, content)
+        site = invitations.answering(self.folder, content)
+        if what_to_do := site.what_to_do(self.folder):
+            logger.info("copfl: %s %s: %s", site.invitation.site, site.state, what_to_do)
+        return state
 
 
 def send(address: str, authority: str, document: bytes) -> str:

@@ -50,5 +50,6 @@ def test_what_may_be_right_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for name in ("digits", "rows.csv", "hf:some/set", "mine:load"):
         look({"data": {"name": name}, "algorithm": {"anything": 3}})
     Path("damaged.csv").write_bytes(b"\xff,a\n")  # the reader says so
-    for file, target in (("rows.csv", "a,b"), ("damaged.csv", "none")):
+    Path("long.csv").write_text("a" * 2**21)  # its first line is not read by itself
+    for file, target in (("rows.csv", "a,b"), ("damaged.csv", "none"), ("long.csv", "none")):
         look({"data": {"name": file, "target": target}})

@@ -79,7 +79,7 @@ def send(address: str, authority: str, document: bytes) -> str:
     import httpx
 
     with raised_as(
-        UsageError, "the certificate in the invitation cannot be used: {}", ValueError, ssl.SSLError
+        UsageError, "the certificate of the authority cannot be used: {}", ValueError, ssl.SSLError
     ):
         context = ssl.create_default_context(cadata=authority)
     try:
@@ -93,6 +93,11 @@ def send(address: str, authority: str, document: bytes) -> str:
                 if len(content) > MOST_ANSWER:  # of no server of copfl: it may have no end
                     break
     except httpx.TransportError as error:
+        if "certificate has expired" in str(error):
+            raise RunError(
+                f"a certificate of the server at {address} has expired by this machine's clock, and nothing was sent: "
+                "look at the clock, then telephone the coordinator, who renews it (copfl federate rotate)"
+            ) from error
         if "certificate" in str(error).lower():
             raise RunError(
                 f"another server than that of the invitation answers at {address}, and was told nothing; ask the "

@@ -29,9 +29,8 @@ COMPONENTS = {
 }
 MANIFEST, PROJECT = ".info/CONTENT", "pyproject.toml"
 MOST_BYTES = 2**20  # of these two
-NOT_ADMITTED = (
-    "No SuperNode found with the given public key"  # of Flower, for a node whose key is not registered
-)
+# Of Flower, for a node whose key is not registered.
+NOT_ADMITTED = "No SuperNode found with the given public key"
 START = 300  # seconds that a ServerApp may take to start, as Flower's 30 are not enough on a busy machine
 
 

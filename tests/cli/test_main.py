@@ -622,11 +622,13 @@ def test_errors_of_the_line_come_before_torch_is_loaded(here: Path) -> None:
         ),
         *("resume none", "report none", "watch none", "audit none", "personalize none --data rows.csv"),
         *("list none", "federate init x -d none", "federate init x --ronds 3", "run --ronds 3"),
+        *("run --target b", "run -d rows.csv --target none", "compare -d rows.csv --target b --client none"),
+        *("federate contract rows.csv --target none", "federate contract rows.csv --target b --group none"),
     ]
     look = "import sys; from copfl.cli import main as cli\n"
     look += f"for words in {wrong!r}:\n    sys.argv = ['copfl', *words.split()]\n"
     look += "    try: cli.main()\n    except SystemExit as exit: assert exit.code == (0 if 'version' in words else 2)\n"
-    look += "    assert 'torch' not in sys.modules, words"
+    look += "    assert not {'torch', 'pyarrow', 'pandas'} & set(sys.modules), words"
     subprocess.run([sys.executable, "-c", look], check=True, capture_output=True, env=environment(), cwd=here)
 
 

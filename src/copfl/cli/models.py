@@ -168,6 +168,7 @@ def predict(
     columns = {name: _in_rows(is_sample, values) for name, values in predicted.items()}
     if out is not None:
         write_bytes(out, _file(loaded, outputs, columns, is_sample, out.suffix), durable=False)
+        options.logger(as_json)(f"{out}: {len(outputs):,} prediction{'s' * (len(outputs) != 1)}")
     if as_json:
         print(json.dumps({metric.name: score, **columns, "warnings": notes}))
         return

@@ -15,7 +15,7 @@ from copfl.cli.options import Tables, argument, option
 from copfl.errors import Stopped, stoppable
 from copfl.experiment import process
 from copfl.experiment.known_runs import check_folder
-from copfl.settings import toml
+from copfl.settings import first_look, toml
 
 if TYPE_CHECKING:
     from copfl.engine.rounds import Round
@@ -51,7 +51,11 @@ def run(
     With data and no algorithm, it is what suits the data (docs/results.md).
     """
     begin = time.monotonic()
-    of_file = None if config is None else toml.read_file(config)  # its errors come before torch is imported
+    # Errors in a file, and about the digits, come before torch is imported.
+    of_file = None if config is None else toml.read_file(config)
+    line_alone = not (preset or config)
+    if line_alone and "name" not in line.get("data", {"name": ""}):
+        first_look.look_at_data({"name": "digits", **line["data"]})
     with process.importing():
         from copfl.engine import ranks
         from copfl.experiment import folder as run_folder
@@ -62,7 +66,7 @@ def run(
 
     # On the command line only: a Python program without a main guard would start itself in each process.
     layers: list[Tables] = [{"run": {"workers": 0, "local_baseline": True, "find_rounds": "auto"}}]
-    is_demo = not (preset or config or any("name" in line.get(kind, {}) for kind in CHOICES))
+    is_demo = line_alone and not any("name" in line.get(kind, {}) for kind in CHOICES)
     if of_file is not None:
         layers.append(of_file)
     if ranks.started():

@@ -17,11 +17,8 @@ from copfl.data.sets import datasets
 from copfl.data.sets.hub import PREFIX
 from copfl.settings import named_code, schema, user_code
 from copfl.settings.checking import checked
-from copfl.settings.first_look import check_data_name, is_path
+from copfl.settings.first_look import READS, check_data_name, is_path
 from copfl.settings.schema import record_of, table_of
-
-# Parameters of a reader of data that are no settings.
-READS = ("data_dir", "path", "location", "name")
 
 
 def data_record(table: Mapping[str, Any]) -> schema.Data:

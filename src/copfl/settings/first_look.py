@@ -13,11 +13,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from copfl.errors import DataError, raised_as
 from copfl.settings import named_code
-from copfl.settings.checking import SettingError, converted, unknown_key, unknown_name
+from copfl.settings.checking import SettingError, checked, converted, unknown_key, unknown_name
 from copfl.settings.record import Component, declared_types
-from copfl.settings.schema import KINDS, record_of
+from copfl.settings.schema import KINDS, paths, record_of
 
+READS = ("data_dir", "path", "location", "name")  # parameters of a reader of data that are no settings
 Layer = Mapping[str, Mapping[str, Any]]
 
 
@@ -28,8 +30,6 @@ def look(layer: Layer, kinds: Collection[str] = tuple(KINDS)) -> None:
         layer: The settings by title and key.
         kinds: The tables that the command has.
     """
-    from copfl.data.sets import datasets
-
     check_layer(layer, kinds)
     for kind, record in KINDS.items():
         if kind not in layer or kind not in kinds:
@@ -40,11 +40,31 @@ def look(layer: Layer, kinds: Collection[str] = tuple(KINDS)) -> None:
                 converted(f"{kind}.{key}", layer[kind][key], *known[key])
         else:
             record_of(kind, layer[kind])
-    if ":" not in (name := layer.get("data", {}).get("name", ":")):  # else a module or the hub
-        check_data_name(name)
-        datasets.reader(name if name in datasets.DATASETS else str(Path(name).absolute()))
+    if "name" in layer.get("data", {}):
+        look_at_data(layer["data"])
     if "name" in layer.get("algorithm", {}):
         check_algorithm_name(layer["algorithm"]["name"])
+
+
+def look_at_data(table: Mapping[str, Any]) -> None:
+    """An error for data that are not there, an option that they do not have, or a column that a .csv file lacks.
+
+    Args:
+        table: The settings of data, with their name.
+    """
+    from copfl.data.sets import datasets
+    from copfl.data.tables.tables import check_columns, table_file
+
+    record = record_of("data", table)
+    if ":" in record.name:  # a module or the hub
+        return
+    check_data_name(record.name)
+    name = record.name if record.name in datasets.DATASETS else str(Path(record.name).absolute())
+    reader = datasets.reader(name)
+    checked("data", reader, record.arguments, READS, paths())
+    if reader is table_file:
+        with raised_as(DataError, f"{name}: {{}}", DataError):
+            check_columns(Path(name), record.arguments)
 
 
 def check_layer(layer: Layer, kinds: Collection[str] = tuple(KINDS)) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from copfl.data.sets import datasets
 from copfl.settings.checking import described, parameters_of
 from copfl.settings.components import FACTORIES, context_parameters
-from copfl.settings.data import READS
+from copfl.settings.first_look import READS
 from copfl.settings.record import Component, declared
 from copfl.settings.schema import KINDS
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gzip
+import logging
 import resource
+import shutil
 import socket
 import threading
 import time
@@ -19,12 +22,15 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[
 
 import uvicorn
 
+from copfl.cli.site import join
 from copfl.errors import RunError, UsageError
 from copfl.federation.machines import admission
 from copfl.federation.machines.planes import is_served
 from copfl.federation.operations import joining
+from copfl.federation.server import certificates
 from copfl.federation.server.certificates import make_certificates
 from copfl.federation.server.invitations import WAITS
+from tests.commands import called
 from tests.federation.invited import coordinated, joined
 
 
@@ -55,13 +61,21 @@ async def flower(scope: Any, receive: Any, send: Any) -> None:
     await PlainTextResponse("Not Found", 404)(scope, receive, send)
 
 
-def test_an_answer_arrives_and_what_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_answer_arrives_and_what_is_none_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, log = list[str](), logging.getLogger("of this test")
+    monkeypatch.setattr(log, "handle", lambda record: said.append(record.getMessage()))
+    monkeypatch.setattr(admission, "logger", log)
+    log.setLevel(logging.INFO)
     app = coordinated(tmp_path, "north")
     site = joined(app, "north", tmp_path)
     _, document = joining.answer(site)
     authority = (app / "keys" / "ca.pem").read_text()
     with serving(admission.Admission(flower, app), app / "keys") as address:
         assert admission.send(address, authority, document) == WAITS
+        what_to_do = f"telephone north, and enter its words: copfl federate admit {app} north"
+        assert said == [f"copfl: north waits for admission: {what_to_do}"]
         for wrong in (b"", b"{}", document.replace(b'"joins"', b'"leaves"'), b"0" * 10**6):
             with pytest.raises((UsageError, RunError), match=r"the server refuses: it is no answer"):
                 admission.send(address, authority, wrong)
@@ -102,6 +116,32 @@ def test_another_server_is_told_nothing(tmp_path: Path) -> None:
     ):
         admission.send(address, (app / "keys" / "ca.pem").read_text(), document)
     assert [scope for scope in heard if scope["type"] == "http"] == []
+
+
+def test_an_authority_that_is_renewed_is_known_by_its_old_certificate_and_by_its_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = coordinated(tmp_path, "north")
+    site, authority = joined(app, "north", tmp_path), app / "keys" / "ca.pem"
+    _, document = joining.answer(site)
+    old, new = authority.read_text(), tmp_path / "new.pem"
+    done = called(capsys, "federate", "rotate", app, "--renew-authority")
+    assert done.code == 0, done.err
+    assert "send it to all sites" in done.out
+    new.write_text(authority.read_text())
+    with serving(admission.Admission(flower, app), app / "keys") as address:
+        for known in (old, new.read_text()):
+            assert admission.send(address, known, document) == WAITS
+        monkeypatch.setattr(certificates, "AUTHORITY_DAYS", 0)  # it ended an hour ago
+        assert called(capsys, "federate", "rotate", app, "--renew-authority").code == 0
+        with pytest.raises(RunError, match="has expired by this machine's clock, and nothing was sent"):
+            admission.send(address, authority.read_text(), document)
+        shutil.copy(authority, site.authority)
+        invitation = dataclasses.replace(site.invitation, address=address)
+        with pytest.raises(RunError, match="has expired"):
+            join._send(site._replace(invitation=invitation), document)
+        shutil.copy(new, site.authority)  # as its owner does
+        assert join._send(site._replace(invitation=invitation), document) == WAITS
 
 
 def test_no_server_and_no_server_of_copfl_are_said_so(tmp_path: Path) -> None:

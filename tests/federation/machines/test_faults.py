@@ -124,8 +124,9 @@ def test_certificates_and_keys(tmp_path: Path) -> None:
         records = list(federation.run())
     assert [r["clients"] for r in records] == [[0, 1, 2]] * 3
     assert federation.distance() <= 1e-5
-    assert not [p for p in (tmp_path / "unregistered").rglob("*") if not p.is_dir()]  # no message, no record
-    assert "No SuperNode found with the given public key" in local.tail("superlink", 10_000)
+    (told,) = [p for p in (tmp_path / "unregistered").rglob("*") if not p.is_dir()]  # no message, no record
+    assert "until the coordinator has admitted" in told.read_text()
+    assert 'activate-node HTTP/1.1" 412' in local.tail("superlink", 10_000)
     assert not local.alive()
 
 

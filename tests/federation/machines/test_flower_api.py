@@ -6,6 +6,7 @@ When a release of Flower changes one of them, this file fails first and says whi
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -74,13 +75,26 @@ def test_a_serverapp_may_take_minutes_to_start_and_is_lost_after_one_of_silence(
         assert bool(happens(task)) is is_right, (second, happens)
 
 
-def test_a_refused_heartbeat_interrupts_the_process_by_what_the_node_replaces() -> None:
+def test_a_refusal_interrupts_the_process_by_what_the_node_replaces() -> None:
     source = inspect.getsource(flower_api.fleet_http_connection)
     assert (
         source.count("os.kill(os.getpid(), signal.SIGINT)")
         == len(re.findall(r"\bos\.(?!getpid)", source))
         == 1
     )
+    assert source.count("= make_simple_http_retry_invoker()") == 1
+    retries = inspect.getsource(flower_api.fleet_http_connection.make_simple_http_retry_invoker)
+    assert retries.count("os.kill(") == retries.count("def _should_giveup(exc: Exception)") == 1
+
+
+def test_a_key_that_waits_for_its_admission_is_no_error_of_the_server() -> None:
+    from flwr.superlink.servicer.fleet import fleet_handlers
+
+    source = inspect.getsource(fleet_handlers)
+    assert source.count(f'ValueError("{superlink.NOT_ADMITTED}') == 1
+    error = f"[/v1/fleet/activate-node][ApiError:2004] Attempted: {superlink.NOT_ADMITTED}."
+    lines = [logging.makeLogRecord({"msg": text}) for text in (error, "copfl: registered north.pub")]
+    assert list(map(superlink.is_shown, lines)) == [False, True]
 
 
 def test_a_name_that_is_not_listed_is_an_error() -> None:

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -67,7 +68,17 @@ class Machine:
         self.namespace, self.folder, self.user = namespace, folder, user
         folder.mkdir(mode=0o700)
         os.chown(folder, user, user)
-        self.typed: list[str] = []
+        self.terminals: list[Terminal] = []
+
+    @property
+    def attention(self) -> Attention:
+        """What its person did."""
+        typed = [line for terminal in self.terminals for line in terminal.command.splitlines()]
+        return Attention(
+            sum(line.startswith("copfl ") for line in typed),
+            sum(terminal.answers for terminal in self.terminals),
+            sum(terminal.attended for terminal in self.terminals),
+        )
 
     def receive(self, file: Path) -> None:
         """A file that somebody sent."""
@@ -76,12 +87,12 @@ class Machine:
 
     def type(self, command: str) -> Terminal:
         """A terminal in which a person types the command."""
-        self.typed.append(command)
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         own = {"PATH": path, "OMP_NUM_THREADS": "1", "HOME": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
         user = f"setpriv --reuid={self.user} --regid={self.user} --clear-groups bash -e -c {shlex.quote(command)}"
         words = ["ip", "netns", "exec", self.namespace, "bash", "-e", "-c", f"{opened()}\nexec {user}"]
-        return Terminal(words, self.folder, own)
+        self.terminals.append(Terminal(command, words, self.folder, own))
+        return self.terminals[-1]
 
     def run(self, command: str) -> str:
         """What a command says that ends by itself."""
@@ -92,12 +103,29 @@ class Machine:
         for pid in ip("netns", "pids", self.namespace).split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
+        for terminal in self.terminals:
+            terminal.process.wait(60)
+
+
+class Attention(NamedTuple):
+    """What a person does, who answers at once."""
+
+    commands: int
+    answers: int
+    seconds: float  # from a command to its last question, its words to read out, or its end
+
+    def since(self, before: Attention) -> Attention:
+        return Attention(
+            self.commands - before.commands, self.answers - before.answers, self.seconds - before.seconds
+        )
 
 
 class Terminal:
     """A program and the person in front of it."""
 
-    def __init__(self, words: list[str], folder: Path, environment: dict[str, str]) -> None:
+    def __init__(self, command: str, words: list[str], folder: Path, environment: dict[str, str]) -> None:
+        self.command, self.answers, self.attended = command, 0, 0.0
+        self.began, self.chunks = time.monotonic(), list[tuple[int, float]]()
         self.handle, inner = pty.openpty()
         self.process = subprocess.Popen(
             words,
@@ -117,7 +145,9 @@ class Terminal:
         """Reads to the end: a program whose terminal is full would wait."""
         with contextlib.suppress(OSError):  # the program has ended
             while content := os.read(self.handle, 65536):
-                self.shown += content.decode(errors="replace").replace("\r", "")
+                text = content.decode(errors="replace").replace("\r", "")
+                self.chunks.append((len(self.shown) + len(text), time.monotonic() - self.began))
+                self.shown += text
         os.close(self.handle)
 
     def sees(self, pattern: str) -> str:
@@ -127,16 +157,32 @@ class Terminal:
             is_there = self.reader.is_alive() and time.monotonic() < until
             assert is_there, f"no {pattern!r} in {self.shown[-3000:]}"
             time.sleep(0.2)
+        shown_at = next(at for length, at in self.chunks if length >= found.end())
+        self.attended = max(self.attended, shown_at)
         return found[1] if found.re.groups else found[0]
 
     def answer(self, pattern: str, text: str) -> None:
         self.sees(pattern)
+        self.answers += 1
         os.write(self.handle, f"{text}\n".encode())
 
     def ended(self) -> str:
         assert self.process.wait(PATIENCE) == 0, self.shown[-3000:]
         self.reader.join(30)
+        self.attended = time.monotonic() - self.began
         return self.shown
+
+
+def assert_took(table: str, rows: dict[str, list[Attention]]) -> None:
+    """The page's table has these numbers of commands and answers; its seconds are those of one run."""
+    for who, people in rows.items():
+        fastest, slowest = (round(order(person.seconds for person in people)) for order in (min, max))
+        seconds = f"{fastest} to {slowest}" if len(people) > 1 else f"{slowest}"
+        print(f"| {who} | {people[0].commands} | {people[0].answers} | {seconds} |")
+        (counted,) = {person[:2] for person in people}
+        row = re.search(rf"^\| {who} \| (\d+) \| (\d+) \| \d", table, re.MULTILINE)
+        assert row is not None, who
+        assert (int(row[1]), int(row[2])) == counted, who
 
 
 def assert_said(transcript: str, shown: str) -> None:
@@ -203,6 +249,7 @@ def test_four_hospitals_and_a_coordinator(machines: dict[str, Machine], tmp_path
     server.receive(tmp_path / "heart.toml")
     said = server.run(create)
     serving = server.type(serve)
+    serving.sees("Uvicorn running")
     nodes = {}
     for site in SITES:
         machine = machines[site]
@@ -217,11 +264,14 @@ def test_four_hospitals_and_a_coordinator(machines: dict[str, Machine], tmp_path
             assert_said(consent, node.shown)
     for line in admit.splitlines():
         site = line.split()[-1]
+        heard = nodes[site].sees(r"in the same call:  ([a-z ]+)\n")  # the answer has arrived
         admission = server.type(line)
-        admission.answer("reads out by telephone:", nodes[site].sees(r"in the same call:  ([a-z ]+)\n"))
+        admission.answer("reads out by telephone:", heard)
         said = admission.ended()
     assert "All sites are there. Train: copfl federate run clinic" in said
+    coordinator = server.attention
     said = server.run(train)
+    coordinator = coordinator._replace(commands=server.attention.commands)
     assert "the contract is agreed" in said
     assert serving.process.poll() is None
 
@@ -232,6 +282,7 @@ def test_four_hospitals_and_a_coordinator(machines: dict[str, Machine], tmp_path
         ).stdout
     for machine in machines.values():
         machine.end()
+    joined = {site: machines[site].attention for site in SITES}
     shutil.rmtree(server.folder)
     for site in SITES:
         machine = machines[site]
@@ -246,4 +297,13 @@ def test_four_hospitals_and_a_coordinator(machines: dict[str, Machine], tmp_path
             assert_said(conclusion, report)
         rows = (tmp_path / f"{site}.csv").read_text().count("\n")
         assert (machine.folder / "answers.csv").read_text().count("\n") == rows
-        assert len(machine.typed) == 2  # one block to join, one for its report and predictions
+        assert len(machine.terminals) == 2  # one block to join, one for its report and predictions
+    at_the_end = [machines[site].attention.since(joined[site]) for site in SITES]
+    assert_took(
+        several,
+        {
+            "each hospital, to join": list(joined.values()),
+            "each hospital, report and predictions": at_the_end,
+            "the coordinator": [coordinator],
+        },
+    )

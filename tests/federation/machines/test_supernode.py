@@ -196,6 +196,15 @@ def test_a_refused_heartbeat_is_tried_again_and_interrupts_nobody() -> None:
     assert module.os.__name__ == "os"
 
 
+def test_a_refused_request_is_an_error_and_interrupts_nobody() -> None:
+    module = flower_api.fleet_http_connection
+    before = module.make_simple_http_retry_invoker
+    response = httpx.Response(401, request=httpx.Request("POST", "https://fl:8800"))
+    with supernode._outlived_refusals(), pytest.raises(httpx.HTTPStatusError, match="401"):
+        module.make_simple_http_retry_invoker().invoke(response.raise_for_status)
+    assert module.make_simple_http_retry_invoker is before
+
+
 def test_the_message_of_a_killed_node_is_answered_when_it_returns(network: Network, tmp_path: Path) -> None:
     message = network.add(TRAIN, asked(tmp_path))
     network.is_broken = True

@@ -16,7 +16,7 @@ from copfl.cli.federate.trial import _show
 from copfl.experiment import records
 from copfl.experiment.analysis.benefit import group_benefit, halves_of
 from copfl.federation.operations.page import FederationPage, document_of
-from copfl.federation.operations.status import status
+from copfl.federation.operations.status import as_text, status
 from copfl.federation.operations.watched import read
 from copfl.federation.protocol.keys import fingerprint, read_public
 from copfl.report.document import Document, Section
@@ -275,6 +275,7 @@ def test_a_phase_that_waits_names_the_member_alone(tmp_path: Path) -> None:
         assert found.conclusion[1].startswith("It waits for south (training for")
         assert found.conclusion[1].endswith("). north, west have answered and wait.")
         assert list(status(state.app)["waiting_for"]) == ["1"]
+        assert "\nwaiting     for clients 1 (south), " in as_text(status(state.app))
         state.log("waiting", round=1, clients=[], reason="phase 'masked' has ended")
         assert page_of(state.app).conclusion[1].count("training for") == 3
 

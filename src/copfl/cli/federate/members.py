@@ -173,10 +173,24 @@ def rotate(
     authority: Annotated[
         Path | None, option("Federation", "The folder of the authority's key; default: where init put it.")
     ] = None,
+    renew_authority: Annotated[
+        bool,
+        option(
+            "Federation",
+            "Renew the authority's certificate too, which all sites then need; default: off.",
+            "--renew-authority",
+        ),
+    ] = False,
 ) -> None:
     """Replace the server's key and certificate."""
     require_flower()
     from copfl.federation.server import membership
 
-    end = membership.rotate_server(folder, authority)
-    print(f"{folder / 'keys' / 'server.pem'} is new, valid until {end:%Y-%m-%d}; start the server again")
+    ends = membership.rotate_server(folder, authority, with_authority=renew_authority)
+    keys = folder / "keys"
+    print(f"{keys / 'server.pem'} is new, valid until {ends['server.pem']:%Y-%m-%d}; start the server again")
+    if renew_authority:
+        print(
+            f"{keys / 'ca.pem'} is new, valid until {ends['ca.pem']:%Y-%m-%d}: send it to all sites before their old "
+            "one ends; each puts it into its folder as ca.pem, and starts its node again"
+        )

@@ -35,6 +35,13 @@ def server(
     """
     require_flower()
     set_environment(metrics, log_format, log_level)
+    from copfl.federation.protocol.app_folder import read_app
+
+    app = read_app(folder)
+    if log_format != "json":
+        where = listen or f"{app['host']}:{app['port']}"
+        print(f"The server of {folder} starts at {where}, which takes some seconds; Ctrl-C ends it.")
+        print(f"Who has answered, and what waits: copfl federate watch {folder}", flush=True)
     from copfl.federation.machines.deployed import serve
 
     serve(folder, listen)

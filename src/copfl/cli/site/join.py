@@ -216,7 +216,7 @@ def _sent(site: "JoinedSite", document: bytes, words: str) -> str:
                 if not told:
                     stack.enter_context(waiting(site, str(error)))
                     print(f"copfl: {error}. This waits for it", file=sys.stderr, flush=True)
-                    print(f"If the coordinator has not entered them yet, your words are:  {words}")
+                    print(f"If the coordinator has not entered your words yet, they are:  {words}")
                     print(f"Without a way to its server, send it the file {site.folder / ANSWER}", flush=True)
                 told = True
                 time.sleep(RETRY)
@@ -231,7 +231,11 @@ def _sent(site: "JoinedSite", document: bytes, words: str) -> str:
 def _send(site: "JoinedSite", document: bytes) -> str:
     from copfl.federation.machines.admission import send
 
-    return send(site.invitation.address, site.invitation.authority, document)
+    with raised_as(
+        UsageError, f"{site.authority}: {{}}; ask the coordinator for its ca.pem", OSError, ValueError
+    ):
+        authority = site.authority.read_text("utf-8")  # that of the invitation, or a renewed one
+    return send(site.invitation.address, authority, document)
 
 
 def _serve(site: "JoinedSite", log_format: str | None, log_level: str | None) -> None:

@@ -27,7 +27,7 @@ from copfl.data.samples import CLASSIFICATION, MULTILABEL
 from copfl.data.tables.columns import DATES, DataTable, column_of, floats, is_number, words
 from copfl.data.tables.columns import Column as Cells
 from copfl.data.tables.encoders import MOST_CATEGORIES
-from copfl.data.tables.files import read_table
+from copfl.data.tables.files import first_names, read_table
 from copfl.data.tables.tables import FEWEST_ROWS, MOST_REPEATED, from_tables, names_of, numbers_of
 from copfl.errors import DataError, unknown
 
@@ -69,8 +69,11 @@ def draft(
         raise DataError(
             f"{path} is no table; images and arrays have the contract of `copfl federate init --dataset`"
         )
+    if names := first_names(path):
+        for as_written in (target, drop, categories, text, group, time):
+            _known(as_written, names)
     table = read_table(path)
-    targets, dropped, named = (_known(as_written, table) for as_written in (target, drop, categories))
+    targets, dropped, named = (_known(as_written, table.columns) for as_written in (target, drop, categories))
     if not targets:
         raise DataError(
             f"name the column to predict with --target; the columns are {', '.join(table.columns)}"
@@ -78,7 +81,7 @@ def draft(
     task = task or _task(table, targets)
     learned = [text] if text else [n for n in table.columns if n not in (*targets, *dropped, group, time)]
     for labelling in (text, group, time):
-        _known(labelling, table)
+        _known(labelling, table.columns)
 
     def column(name: str) -> Column:
         is_target = name in targets
@@ -105,11 +108,11 @@ def draft(
     )
 
 
-def _known(written: str, table: DataTable) -> list[str]:
-    names = names_of(written, table.columns)
+def _known(written: str, columns: Collection[str]) -> list[str]:
+    names = names_of(written, columns)
     for name in names:
-        if name not in table.columns:
-            raise DataError(str(unknown("column", name, table.columns)))
+        if name not in columns:
+            raise DataError(str(unknown("column", name, columns)))
     return names
 
 

@@ -7,13 +7,14 @@ who uses them, so "007" can still be a client. Cells of the other files have the
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from copfl.data import reading
 from copfl.data.tables.columns import Column, DataTable, column_of, joined
@@ -28,6 +29,7 @@ READ_AS_MISSING = "words that are read as missing values"
 MOST_SHOWN = 5  # columns in a note
 COMMA_NUMBER, POINT_NUMBER = r"^[+-]?\d*,\d+$", r"^[+-]?\d*\.\d+$"
 BLOCK = 16 * reading.MIB  # of a file that is parsed at once; the largest row must fit
+LONGEST_NAMES = reading.MIB  # characters of a first line that is read by itself
 ROWS_AT_ONCE = 10_000  # of a .jsonl file, as Python objects
 
 
@@ -65,10 +67,7 @@ def _separated(path: Path) -> DataTable:
     from pyarrow import csv as arrow_csv
 
     with _utf8(path), path.open(encoding="utf-8-sig", newline="") as file:
-        first_line = re.sub('"[^"]*"', "", next(filter(str.strip, file), ""))
-        separator = max(SEPARATORS, key=first_line.count)
-        file.seek(0)
-        written_names = next(filter(None, csv.reader(file, delimiter=separator, strict=True)), [])
+        separator, written_names = _first_line(file)
     names = [name.strip() for name in written_names]
     _check_names(path, names)
     if not names:
@@ -93,6 +92,31 @@ def _separated(path: Path) -> DataTable:
     notes = [f"decimal commas are read as points: {', '.join(with_commas)}"] if with_commas else []
     notes += [f"{READ_AS_MISSING}: {listed(with_words, MOST_SHOWN)}"] if with_words else []
     return DataTable(columns, tuple(notes))
+
+
+def _first_line(file: TextIO) -> tuple[str, list[str]]:
+    """The separator of a .csv or .tsv file, and the names of its columns as they are written."""
+    first_line = re.sub('"[^"]*"', "", next(filter(str.strip, file), ""))
+    separator = max(SEPARATORS, key=first_line.count)
+    file.seek(0)
+    return separator, next(filter(None, csv.reader(file, delimiter=separator, strict=True)), [])
+
+
+def first_names(path: Path) -> list[str]:
+    """The names of the columns, where the first line of a file has them; nothing else is read or imported.
+
+    Args:
+        path: Of a table. Of a file of another kind, or one that `read_table` refuses, the list is empty.
+    """
+    if READERS.get(path.suffix.lower()) is not _separated:
+        return []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            begin = file.read(LONGEST_NAMES)
+        is_whole = len(begin) < LONGEST_NAMES or bool(begin.strip().count("\n"))
+        return [name.strip() for name in _first_line(io.StringIO(begin, newline=""))[1]] if is_whole else []
+    except (OSError, UnicodeDecodeError, csv.Error):
+        return []
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:

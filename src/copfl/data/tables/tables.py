@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ from copfl.data.tables.columns import (
 )
 from copfl.data.tables.doubts import Doubts, doubts_of, group_columns, site_column
 from copfl.data.tables.encoders import Encoder, TableInfo, encoded, encoder, unknown_categories
-from copfl.data.tables.files import LINES, READ_AS_MISSING, read_table
+from copfl.data.tables.files import LINES, READ_AS_MISSING, first_names, read_table
 from copfl.data.targets import LARGEST_NUMBER, MOST_AMBIGUOUS
 from copfl.errors import DataError, how_to_set, one_of, raised_as, unknown
 from copfl.tables import listed
@@ -51,6 +51,8 @@ MOST_REPEATED = 4  # rows of one text, on average, in such a column
 LEAST_REPEATED = 5  # rows of one whole number, on average, in a target that may be classes
 MOST_WORDS = 3  # on average, in a category; more are a sentence
 SIGNED_NUMBER = re.compile(r"[€$£]?\s*[+-]?\d[\d.,' ]*\s*[%€$£]?")  # 12 %, $1,200
+# The options that name columns, in the order in which they are looked up.
+COLUMNS = ("target", "event", "start", "drop", "client", "text", "group", "time", "categories")
 LONGEST_TEXT = 4096  # characters; a numpy array has the longest text's memory for every text
 
 
@@ -112,6 +114,18 @@ def table_file(
         event=event,
         start=start,
     )
+
+
+def check_columns(path: Path, options: Mapping[str, Any]) -> None:
+    """A DataError for an option that names no column of the file, as far as its first line tells.
+
+    Args:
+        path: The file.
+        options: Some of `table_file`, in any order.
+    """
+    if known := first_names(path):
+        for use in COLUMNS:
+            _columns(str(options.get(use) or ""), known)
 
 
 def from_tables(

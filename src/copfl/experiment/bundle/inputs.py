@@ -367,7 +367,9 @@ def _missing_notes(names: Sequence[str], has_value: NDArray[np.bool_], missing: 
     one_of(("refuse", "fill", "drop"), missing=missing)
     gaps = {name: int(n) for name, n in zip(names, (~has_value).sum(0), strict=True) if n}
     if not gaps or missing == "fill":
-        return [f'"{name}": {count:,} missing values, filled' for name, count in gaps.items()]
+        return [
+            f'"{name}": {count:,} missing value{"s" * (count > 1)}, filled' for name, count in gaps.items()
+        ]
     counts = listed([f"{name} {count:,}" for name, count in gaps.items()], MOST_SHOWN)
     rows = np.flatnonzero(~has_value.all(1))
     remedy = (

@@ -52,12 +52,20 @@ class Admission:
             return  # nothing is kept of whom does not finish
         try:
             async with self.one_at_a_time:
-                state = await run_in_threadpool(invitations.receive, self.folder, content)
+                state = await run_in_threadpool(self._received, content)
             response = JSONResponse({"state": state})
         except CopflError as error:
             logger.warning("copfl: an answer to an invitation was refused: %s", printable(error))
             response = JSONResponse({"refused": printable(error)}, status_code=403)
         await response(scope, receive, send)
+
+    def _received(self, content: bytes) -> str:
+        """The state of the site that answers; the coordinator reads in the log what to do."""
+        state = invitations.receive(self.folder, content)
+        site = invitations.answering(self.folder, content)
+        if what_to_do := site.what_to_do(self.folder):
+            logger.info("copfl: %s %s: %s", site.invitation.site, site.state, what_to_do)
+        return state
 
 
 def send(address: str, authority: str, document: bytes) -> str:
@@ -71,7 +79,7 @@ def send(address: str, authority: str, document: bytes) -> str:
     import httpx
 
     with raised_as(
-        UsageError, "the certificate in the invitation cannot be used: {}", ValueError, ssl.SSLError
+        UsageError, "the certificate of the authority cannot be used: {}", ValueError, ssl.SSLError
     ):
         context = ssl.create_default_context(cadata=authority)
     try:
@@ -85,6 +93,11 @@ def send(address: str, authority: str, document: bytes) -> str:
                 if len(content) > MOST_ANSWER:  # of no server of copfl: it may have no end
                     break
     except httpx.TransportError as error:
+        if "certificate has expired" in str(error):
+            raise RunError(
+                f"a certificate of the server at {address} has expired by this machine's clock, and nothing was sent: "
+                "look at the clock, then telephone the coordinator, who renews it (copfl federate rotate)"
+            ) from error
         if "certificate" in str(error).lower():
             raise RunError(
                 f"another server than that of the invitation answers at {address}, and was told nothing; ask the "

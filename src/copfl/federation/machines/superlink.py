@@ -6,6 +6,7 @@ in the server's folder, and the policy of the server's owner allows its run conf
 """
 
 import io
+import logging
 import os
 import tomllib
 import zipfile
@@ -17,6 +18,7 @@ from copfl.federation.machines.planes import Planes
 from copfl.federation.policy.file import server_policy
 from copfl.federation.policy.refusal import PolicyError
 from copfl.federation.policy.request import refusals
+from copfl.federation.protocol.log_lines import logger
 from copfl.federation.protocol.messages import printable
 from copfl.federation.protocol.proposal import KEY
 from copfl.federation.server.membership import server_proposal
@@ -27,6 +29,8 @@ COMPONENTS = {
 }
 MANIFEST, PROJECT = ".info/CONTENT", "pyproject.toml"
 MOST_BYTES = 2**20  # of these two
+# Of Flower, for a node whose key is not registered.
+NOT_ADMITTED = "No SuperNode found with the given public key"
 START = 300  # seconds that a ServerApp may take to start, as Flower's 30 are not enough on a busy machine
 
 
@@ -117,6 +121,14 @@ def give_time_to_start(corestate: Any) -> None:
     corestate.HEARTBEAT_DEFAULT_INTERVAL, corestate.HEARTBEAT_PATIENCE = START, silence / START
 
 
+def is_shown(record: logging.LogRecord) -> bool:
+    """Whether the coordinator reads a line of Flower's log.
+
+    A node asks every five seconds until its key is admitted, and each time Flower logs an error with the key.
+    """
+    return NOT_ADMITTED not in str(record.msg)
+
+
 def main() -> None:
     """`flower-superlink`, with the check before every run, and two planes; the folder is the current one."""
     from starlette.middleware import Middleware
@@ -150,6 +162,7 @@ def main() -> None:
         Middleware(Planes),
         Middleware(Admission, folder=folder),
     )  # outermost
+    logger.addFilter(is_shown)
     limit_connections(superlink_module)
     give_time_to_start(sql_corestate)
     os.environ["FORWARDED_ALLOW_IPS"] = "127.0.0.1"  # only a proxy on this machine names its clients

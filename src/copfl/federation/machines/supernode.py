@@ -141,20 +141,36 @@ def serve(address: Address, options: Mapping[str, Any]) -> NoReturn:
 
 @contextlib.contextmanager
 def _outlived_refusals() -> Iterator[None]:
-    """Where Flower's heartbeat is refused it interrupts its process; here it is tried again.
+    """Where Flower is refused it interrupts its process; here a heartbeat is tried again, and a request is an error.
 
     The clock may be set, or the key admitted again. Meanwhile the node sees by its own requests that it is refused.
     """
+    flower_os, make_invoker = (
+        fleet_http_connection.os,
+        fleet_http_connection.make_simple_http_retry_invoker,
+    )
 
     def try_again(_process: int, _signal: int) -> NoReturn:
         raise HeartbeatFailure
 
-    before = fleet_http_connection.os
+    def with_errors() -> Any:
+        invoker = make_invoker()
+        gives_up = invoker.should_giveup
+        invoker.should_giveup = lambda error: _is_refusal(error) or gives_up(error)
+        return invoker
+
     fleet_http_connection.os = SimpleNamespace(getpid=os.getpid, kill=try_again)
+    fleet_http_connection.make_simple_http_retry_invoker = with_errors
     try:
         yield
     finally:
-        fleet_http_connection.os = before
+        fleet_http_connection.os = flower_os
+        fleet_http_connection.make_simple_http_retry_invoker = make_invoker
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the server does not have the key, or finds that the clock is off."""
+    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code == UNAUTHORIZED
 
 
 def _end_if_left(folder: Path) -> None:
@@ -284,7 +300,7 @@ class ConnectedNode:
             except RunNotRunningException:  # its answer is not wanted any more
                 is_message = False
             except (ObjectPullError, ObjectPushError, httpx.HTTPStatusError) as error:
-                if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == UNAUTHORIZED:
+                if _is_refusal(error):
                     return True
                 # The server was killed.
                 logger.warning("copfl: a message is dropped: %s", printable(error))

@@ -88,6 +88,7 @@ def _of_run(watched: Watched) -> dict[str, Any]:
         },
         "seconds_per_round": statistics.median(seconds) if seconds else None,
         "clients": clients,
+        "names": {str(number): name for number, name in watched.names.items()},
         "refused_nodes": history.refused,
         "waiting_for": waiting,
         "late": _late(waiting, history.rounds, seconds),
@@ -214,6 +215,10 @@ def _server_lines(state: dict[str, Any]) -> list[str]:
         + (f", {median:.1f} s each" if median is not None else "")
         + (f", {last['metric']} {last['value']:.4f}" if last and last["value"] is not None else "")
     ]
+
+    def named(client: str) -> str:
+        return f"{client} ({printable(state['names'][client])})" if client in state["names"] else client
+
     for client, client_state in state["clients"].items():
         connection = (
             "connected"
@@ -226,11 +231,13 @@ def _server_lines(state: dict[str, Any]) -> list[str]:
             f"; last counted in round {client_state['last_round']}" if client_state["last_round"] else ""
         )
         lines.append(
-            f"client {client:<4} {connection} {client_state['since']}, node {client_state['node']}{counted}"
+            f"client {named(client):<4} {connection} {client_state['since']}, node {client_state['node']}{counted}"
         )
     lines += [f"refused     node {node}: {reason}" for node, reason in state["refused_nodes"].items()]
     if state["waiting_for"]:
         seconds = max(state["waiting_for"].values())
-        lines.append(f"waiting     for clients {', '.join(state['waiting_for'])}, {seconds:.0f} s")
-    lines += [f"late        client {client}: {why}" for client, why in state["late"].items()]
+        lines.append(
+            f"waiting     for clients {', '.join(map(named, state['waiting_for']))}, {seconds:.0f} s"
+        )
+    lines += [f"late        client {named(client)}: {why}" for client, why in state["late"].items()]
     return [*lines, _audit_line(audit)]

@@ -32,14 +32,21 @@ def make_certificates(folder: Path, host: str, authority: Path | None = None) ->
         host: Of the server.
         authority: The folder for ca.key, which signs certificates; None: the same folder.
     """
-    from cryptography import x509
-
     authority_key, key = (authority or folder) / AUTHORITY_KEY, new_key()
-    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     write_key(authority_key, key, "PKCS8")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_bytes(folder / "ca.pem", _certificate(AUTHORITY, key, key, True, identifier))
+    _write_authority(folder, key)
     issue_server(folder, host, authority_key)
+
+
+def renew_authority(folder: Path, authority_key: Path) -> None:
+    """Writes a new ca.pem with the key of the old one; until that one ends, both are the same authority.
+
+    Args:
+        folder: Has ca.pem.
+        authority_key: The file of its key.
+    """
+    _write_authority(folder, _signer(folder, authority_key))
 
 
 def issue_server(folder: Path, host: str, authority_key: Path) -> None:
@@ -51,15 +58,9 @@ def issue_server(folder: Path, host: str, authority_key: Path) -> None:
         authority_key: The file of the key that signs.
     """
     from cryptography import x509
-    from cryptography.hazmat.primitives import serialization
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    absent = f"the authority's key {authority_key} cannot be read: {{}}; name its folder with --authority"
-    with raised_as(UsageError, absent, OSError, ValueError):
-        signer: Any = serialization.load_pem_private_key(authority_key.read_bytes(), None)
-    root = _read(folder / "ca.pem")
-    if root.public_key() != signer.public_key():
-        raise UsageError(f"{authority_key} is not the key of the authority in {folder / 'ca.pem'}")
+    signer = _signer(folder, authority_key)
     identifier = x509.SubjectKeyIdentifier.from_public_key(signer.public_key())
     addresses: list[x509.GeneralName] = []
     for address in dict.fromkeys((host, "localhost", "127.0.0.1")):
@@ -98,7 +99,7 @@ def expiry_warnings(ends: dict[str, datetime.datetime], now: datetime.datetime) 
     lines = []
     for name, end in ends.items():
         days = (end - now).total_seconds() / 86400
-        how = "`copfl federate rotate FOLDER`" if name == "server.pem" else "a new authority for all members"
+        how = f"`copfl federate rotate FOLDER{'' if name == 'server.pem' else ' --renew-authority'}`"
         if days < 0:
             lines.append(f"the certificate {name} expired on {end:%Y-%m-%d}; it needs {how}")
         elif days < WARNING_DAYS:
@@ -106,6 +107,25 @@ def expiry_warnings(ends: dict[str, datetime.datetime], now: datetime.datetime) 
                 f"the certificate {name} expires in {days:.0f} days, on {end:%Y-%m-%d}; it needs {how}"
             )
     return lines
+
+
+def _signer(folder: Path, authority_key: Path) -> Any:
+    """The key of the authority whose ca.pem is in the folder."""
+    from cryptography.hazmat.primitives import serialization
+
+    absent = f"the authority's key {authority_key} cannot be read: {{}}; name its folder with --authority"
+    with raised_as(UsageError, absent, OSError, ValueError):
+        signer: Any = serialization.load_pem_private_key(authority_key.read_bytes(), None)
+    if _read(folder / "ca.pem").public_key() != signer.public_key():
+        raise UsageError(f"{authority_key} is not the key of the authority in {folder / 'ca.pem'}")
+    return signer
+
+
+def _write_authority(folder: Path, key: Any) -> None:
+    from cryptography import x509
+
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    write_bytes(folder / "ca.pem", _certificate(AUTHORITY, key, key, True, identifier))
 
 
 def _read(path: Path) -> Any:

@@ -129,8 +129,9 @@ class Exchange:
             if has_enough and not now.pending and (is_late or not is_greeting):
                 break
             if not (has_enough or is_reported or now.pending or is_greeting):
-                missing = [str(c) for c in selected if c not in self.registry.nodes and c not in now.reports]
-                absent = f"; not connected: {', '.join(missing)}" if missing else ""
+                away = [c for c in selected if c not in self.registry.nodes and c not in now.reports]
+                missing = map(self.registry.named, away)
+                absent = f"; not connected: {', '.join(missing)}" if away else ""
                 count = f"{len(now.reports)} of the {self.federation.minimum} replies it needs"
                 reason = f"waits: {count}{absent}"
                 self.log(
@@ -214,8 +215,12 @@ class Exchange:
 
     def _tell_waiting(self, now: ServerRound, phase: str, clients: list[int]) -> None:
         """Says for whom a phase waits; with no client, that it waits no more."""
-        whom = f"for client{'s' * (len(clients) != 1)} {', '.join(map(str, clients))}, for {SLOW:g} s already"
-        reason = f"phase {phase!r} waits {whom}" if clients else f"phase {phase!r} has ended"
+        whom = f"client{'s' * (len(clients) != 1)} {', '.join(map(self.registry.named, clients))}"
+        reason = (
+            f"phase {phase!r} waits for {whom}, for {SLOW:g} s already"
+            if clients
+            else f"phase {phase!r} has ended"
+        )
         self.log(
             f"round {now.number + 1}: {reason}",
             Event.WAITING,
@@ -239,7 +244,8 @@ class Exchange:
                 read(client, Packet(*reply.checked()))
             except CopflError as error:
                 reason = now.failures[client] = printable(error)
-                text = f"round {now.number + 1}: client {client} is left out: {reason}"
+                who = self.registry.named(client)
+                text = f"round {now.number + 1}: client {who} is left out: {reason}"
                 self.log(text, Event.REJECTED, round=now.number + 1, client=client, reason=reason)
                 now.retry_at[client] = time.monotonic() + self.retry
 

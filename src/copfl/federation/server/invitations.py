@@ -231,8 +231,18 @@ def receive_file(folder: Path, file: Path) -> str:
     with raised_as(UsageError, f"{file}: {{}}", OSError, UsageError):
         document = file.read_bytes()
         receive(folder, document)
-    digest = read_answer(document).invitation
-    return next(invitation.site for invitation in of_folder(folder) if invitation.digest == digest)
+    return answering(folder, document).invitation.site
+
+
+def answering(folder: Path, document: bytes) -> InvitedSite:
+    """The site whose answer has arrived.
+
+    Args:
+        folder: The folder of the app.
+        document: What the site signed, which `receive` took.
+    """
+    digest = invitation_of(document)
+    return next(site for site in invited(folder) if site.invitation.digest == digest)
 
 
 def waiting(folder: Path, site: str) -> InvitedSite:

@@ -28,7 +28,7 @@ from copfl.federation.protocol.proposal import (
     member_problem,
     rotation_statement,
 )
-from copfl.federation.server.certificates import AUTHORITY_KEY, expiries, issue_server
+from copfl.federation.server.certificates import AUTHORITY_KEY, expiries, issue_server, renew_authority
 from copfl.files import write_bytes
 from copfl.settings import federation
 from copfl.settings.checking import SettingError, unknown_key
@@ -193,19 +193,24 @@ def read_rotation(path: Path) -> str:
         return str(json.loads(path.read_text())["signature"])
 
 
-def rotate_server(folder: Path, authority: Path | None = None) -> datetime.datetime:
-    """Makes a new key and certificate of the server; until when it is valid.
+def rotate_server(
+    folder: Path, authority: Path | None = None, *, with_authority: bool = False
+) -> dict[str, datetime.datetime]:
+    """Makes a new key and certificate of the server; until when the certificates are valid, by their files.
 
     Args:
         folder: The folder of the app.
         authority: Where the authority's key is; None: where `init` put it.
+        with_authority: Whether the authority's certificate is made anew too, with its key.
     """
     app = read_app(folder)
     if not app["secure"]:
         raise UsageError(f"the server in {folder} has no certificate")
     authority_folder = authority or Path(str(app.get(AUTHORITY, folder / "keys")))
+    if with_authority:
+        renew_authority(folder / "keys", authority_folder / AUTHORITY_KEY)
     issue_server(folder / "keys", str(app["host"]), authority_folder / AUTHORITY_KEY)
-    return expiries(folder / "keys")["server.pem"]
+    return expiries(folder / "keys")
 
 
 def revoked_keys(folder: Path) -> frozenset[str]:

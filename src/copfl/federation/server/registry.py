@@ -55,7 +55,7 @@ class Registry:
         for client, node in list(self.nodes.items()):
             if node not in online:
                 del self.nodes[client]
-                text = f"client {client} disconnected (node {node})"
+                text = f"client {self.named(client)} disconnected (node {node})"
                 self.log(text, Event.LEFT, client=client, node=str(node))
                 for other in self.claims.pop(client, ()):  # it may be this client, started again
                     self.rejected.pop(other, None)
@@ -87,6 +87,11 @@ class Registry:
                 else:
                     self._accept(client, node)
             self.unassigned = []
+
+    def named(self, client: int) -> str:
+        """The number of a client, with the name of its member: who reads it telephones a hospital."""
+        member = self.proposal.numbers.get(client) if self.proposal is not None else None
+        return f"{client} ({member.name})" if member is not None else str(client)
 
     def refusal(self, client: int) -> str:
         """Why nothing of a client counts any more; empty if it does."""
@@ -126,7 +131,8 @@ class Registry:
     def _accept(self, client: int, node: int) -> None:
         self.nodes[client] = node
         self.rejected.pop(node, None)
-        self.log(f"client {client} connected (node {node})", Event.JOINED, client=client, node=str(node))
+        text = f"client {self.named(client)} connected (node {node})"
+        self.log(text, Event.JOINED, client=client, node=str(node))
 
     def _reject(self, node: int, reason: str) -> None:
         before, reason = self.rejected.get(node), printable(reason)

@@ -198,7 +198,7 @@ class SecureExchange(Exchange):
             if (len(online) >= needed and not self.registry.pending) or time.monotonic() > until:
                 return online
             if not (is_reported or self.registry.pending):
-                missing = ", ".join(str(n) for n in chosen if n not in online)
+                missing = ", ".join(self.registry.named(n) for n in chosen if n not in online)
                 count = f"{len(online)} of the {needed} clients it needs"
                 reason = f"waits: {count}; not connected: {missing}"
                 self.log(f"round {number + 1} {reason}", Event.WAITING, round=number + 1, reason=reason)

@@ -33,7 +33,7 @@ from copfl.experiment import folder as run_folder
 from copfl.experiment import probabilities, records, survival
 from copfl.experiment.analysis import gains
 from copfl.experiment.analysis.gains import Analysis, Gains
-from copfl.experiment.analysis.hints import hints, warnings_of
+from copfl.experiment.analysis.hints import hints, regrouped, warnings_of
 from copfl.experiment.bundle.bundle import Bundle
 from copfl.experiment.bundle.description import Description, Hazard, Origin, Score
 from copfl.experiment.bundle.writing import describe, write_bundles
@@ -121,7 +121,7 @@ class Experiment:
     @cached_property
     def hints(self) -> list[str]:
         """What will probably keep the model from learning; empty where nothing was found."""
-        return hints(self.task, self.federation.dataset)
+        return [*hints(self.task, self.federation.dataset), *regrouped(self.federation)]
 
     def about(self) -> dict[str, Any]:
         """The content of environment.json beside the versions."""

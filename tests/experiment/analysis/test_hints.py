@@ -15,9 +15,11 @@ import copfl
 from copfl.core.metrics import METRICS
 from copfl.core.task import task_of
 from copfl.data import arrays
-from copfl.data.samples import Dataset
+from copfl.data.clients.federation import FederatedData
+from copfl.data.clients.schemes import SCHEMES
+from copfl.data.samples import Dataset, Samples
 from copfl.errors import CopflWarning
-from copfl.experiment.analysis.hints import hints, padding
+from copfl.experiment.analysis.hints import hints, padding, regrouped
 from tests.commands import called
 
 
@@ -99,3 +101,15 @@ def test_sentences_that_are_mostly_padding(longest: int, max_length: int, found:
     hint = padding(short, max_length)
     assert found in hint
     assert bool(hint) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("clients", "said"), [(2, "joined to 2 clients"), (5, "divided among 5 clients"), (3, "")]
+)
+def test_sites_that_are_no_clients_are_said(clients: int, said: str) -> None:
+    group = np.repeat(np.arange(3), 20)
+    samples = Samples(np.zeros((60, 2), np.float32), group % 2, group)
+    dataset = Dataset("sites", samples, samples, ("no", "yes"), groups=("A", "B", "C"))
+    federation = FederatedData(dataset, SCHEMES["by_group"](dataset, clients, 0))
+    found = regrouped(federation)
+    assert [said in text for text in found] == ([True] if said else [])

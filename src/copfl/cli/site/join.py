@@ -85,7 +85,8 @@ def join(
             f"these are not the words of {invitation.name}: have them read again; if they stay different, somebody "
             f"else wrote or replaced the file: do not use it; {nothing}"
         )
-    if not yes and not typer.confirm("Take part?"):
+    unfit = "Your file does not fit, see above: nothing is trained until it does. Take part all the same?"
+    if not yes and not typer.confirm(unfit if compared and not compared.fits else "Take part?"):
         raise UsageError(f"{nothing}; tell the coordinator that {invited.site} does not take part")
     site = joining.make(target, signed, {**app_config(settings), "data": data}, rules)
     _answer(site)

@@ -150,7 +150,14 @@ class Contract:
         if any(type(name) is not str or len(name) > LONGEST_NAME for name in (self.group, self.time)):
             yield f"group and time are names of columns, of at most {LONGEST_NAME} characters"
         elif len({*labelling, *(column.name for column in every)}) < len(labelling) + len(every):
-            yield "the column of the group or of the time is also another one"
+            columns = [column.name for column in every]
+            twice = next((name for name in labelling if name in columns), "")
+            yield (
+                f'"{twice}" is the column of the group or of the time, and no model learns from it: take it out of '
+                "the columns and targets"
+                if twice
+                else "two columns, or group and time, have one name"
+            )
         elif labelling and self.data == ARRAYS:
             yield "arrays have no columns, so no group and no time"
         if type(self.split) is not int or self.split < 0:

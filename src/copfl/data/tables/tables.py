@@ -514,9 +514,11 @@ def numbers_of(name: str, column: Column) -> Column | None:
         has_commas = all(re.match(NUMBER, text.replace(",", ".", 1)) for text in few)
         if 2 * len(wrong) >= len(column) - column.null_count and not has_commas:
             return None
+        other = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        remedy = "write 1.5, not 1,5" if has_commas else "leave a cell empty if its value is not known"
         raise DataError(
-            f'the column "{name}" has numbers, but {few[0][:40]!r} in row {wrong[0] + 1}; correct it (1.5, '
-            f"not 1,5), or if its values are categories: {how_to_set('data.categories', name)}"
+            f'the column "{name}" has numbers, but {few[0][:40]!r} in row {wrong[0] + 1}{other}; {remedy}, or if '
+            f"its values are categories: {how_to_set('data.categories', name)}"
         )
     if len(wrong := np.flatnonzero(np.abs(floats(numbers)) > LARGEST_NUMBER)):
         cell = str(column[int(wrong[0])])[:40]
@@ -691,8 +693,16 @@ def _without_missing(
         return tables, []
     shown = listed([f"{name} {count:,}" for name, count in gaps.items()], 8)
     unfilled = [name for name in gaps if name in needed]
-    if how == "fill" and not unfilled:
-        return tables, [f"missing values filled: {shown}"]
+    if how == "fill":
+        if not unfilled:
+            return tables, [f"missing values filled: {shown}"]
+        empty = np.flatnonzero(~np.all([present(tables[0].columns[name]) for name in unfilled], axis=0))
+        first = f", the first in row {empty[0] + 1}" if len(empty) else ""
+        counted = [f"{name} in {gaps[name]:,} row{'s' * (gaps[name] > 1)}" for name in unfilled]
+        raise DataError(
+            f"values that nothing can fill are missing: {listed(counted, 8)}{first}; complete these rows, or leave "
+            "them out of the file"
+        )
     complete = [np.all([present(table.columns[name]) for name in gaps], axis=0) for table in tables]
     before, after = sum(map(len, tables)), int(sum(mask.sum() for mask in complete))
     fill = f"{how_to_set('data.missing', 'fill')} (the column's mean, no category)"

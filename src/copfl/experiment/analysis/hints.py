@@ -17,6 +17,7 @@ from torch import nn
 from copfl.core.metrics import METRICS
 from copfl.core.task import Task
 from copfl.data.clients.federation import FederatedData
+from copfl.data.clients.groups import number_of_groups
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, Dataset, by_name, each
 from copfl.data.sets.overview import skew
 from copfl.engine.rounds import Round
@@ -51,6 +52,21 @@ def hints(task: Task, dataset: Dataset) -> list[str]:
         skew(dataset) if by_accuracy else "",
     )
     return [*dataset.warnings, *filter(None, doubts)]
+
+
+def regrouped(federation: FederatedData) -> list[str]:
+    """A sentence where sites by nature are joined or divided, because the number of clients is another one."""
+    sites, clients = number_of_groups(federation.dataset), federation.clients
+    is_regrouped = (
+        federation.partition.scheme == "by_group" and federation.dataset.natural and sites != clients
+    )
+    if not is_regrouped:
+        return []
+    how = "joined to" if clients < sites else "divided among"
+    return [
+        f"the {sites} sites of the data are {how} {clients} clients, so a client is no site; leave out the number "
+        "of clients for one each"
+    ]
 
 
 def padding(dataset: Dataset, max_length: int) -> str:

@@ -16,6 +16,7 @@ SOURCE = Path(copfl.__file__).parent
 LEVELS: list[set[str]] = [
     {"errors"},
     {"files", "foreign", "stats", "tables", "charts", "kernels"},
+    {"measures"},
     {"core"},
     {"models", "data", "parts", "wire"},
     {"algorithms", "wrappers", "engine", "rivals"},

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from copfl.core.metrics import metric
 from copfl.data.clients.schemes import SCHEMES
 from copfl.data.samples import SURVIVAL
+from copfl.measures.metrics import metric
 from copfl.rivals.effort import RIDGES
 from copfl.rivals.records import LINEAR, SiteRows
 from copfl.rivals.survival import survival_rivals

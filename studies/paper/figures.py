@@ -6,8 +6,8 @@ from pathlib import Path
 from copfl import charts
 from copfl.charts import Chart, Dots, Heat, Line, Lines
 from copfl.comparison.results.plots import axis, heat
-from copfl.core.metrics import ACCURACY
 from copfl.files import write_bytes
+from copfl.measures.metrics import ACCURACY
 from copfl.tables import with_spread
 from studies.paper.findings import NOT_YET, Cell, Findings
 

@@ -19,8 +19,8 @@ from copfl.comparison.results.results import Tuned
 from copfl.comparison.rows.spaces import Range, cells, space_of, tried_values
 from copfl.comparison.search import Attempt, Measure, SharedSearch, drawn
 from copfl.comparison.tuning import tried
-from copfl.core.metrics import ACCURACY, METRICS, MetricInfo
 from copfl.errors import UsageError
+from copfl.measures.metrics import ACCURACY, METRICS, MetricInfo
 from tests.commands import called
 from tests.comparison.small import base, clouds, line
 

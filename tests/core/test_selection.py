@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from copfl.core.metrics import ACCURACY, METRICS, MetricInfo
 from copfl.core.selection import BestRounds, has_ended
 from copfl.engine.rounds import Values
+from copfl.measures.metrics import ACCURACY, METRICS, MetricInfo
 
 
 def values(*numbers: float) -> Values:

@@ -15,10 +15,10 @@ from copfl.core import task
 from copfl.core.augment import crop_and_flip
 from copfl.core.criteria import CRITERIA, next_token
 from copfl.core.evaluation import on_host_arrays, primary_metrics
-from copfl.core.metrics import METRICS
 from copfl.core.task import Batch, Data, Experts, task_of
 from copfl.errors import UsageError
 from copfl.kernels.draws import Keyed
+from copfl.measures.metrics import METRICS
 
 
 def network(seed: int = 0) -> nn.Sequential:

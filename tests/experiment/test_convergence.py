@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from copfl.core.metrics import ACCURACY
 from copfl.experiment.analysis.convergence import change, got_worse, still_falls
+from copfl.measures.metrics import ACCURACY
 
 
 def test_change_by_hand() -> None:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import copfl
-from copfl.core.calibration import frequencies
-from copfl.core.metrics import METRICS
 from copfl.experiment import probabilities
 from copfl.experiment.probabilities import Probabilities, in_words
 from copfl.experiment.result import Result
+from copfl.measures.calibration import frequencies
+from copfl.measures.metrics import METRICS
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from copfl.cli import options
-from copfl.core.metrics import ACCURACY
 from copfl.experiment import progress
+from copfl.measures.metrics import ACCURACY
 
 
 def round_(number: int) -> Any:

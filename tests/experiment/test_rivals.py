@@ -11,10 +11,10 @@ import pytest
 
 import copfl
 from copfl.charts import Dots
-from copfl.core.metrics import METRICS
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.preparation import prepare
 from copfl.experiment.rivals import rivals_of
+from copfl.measures.metrics import METRICS
 from copfl.report import page, run_data
 from copfl.report import rivals as of_rivals
 from copfl.rivals import file as rivals_file

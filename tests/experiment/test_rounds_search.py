@@ -13,13 +13,13 @@ import torch
 
 import copfl
 from copfl.core import tree
-from copfl.core.calibration import DEVIATION
 from copfl.core.evaluation import predicted
 from copfl.engine.rounds import Round
 from copfl.errors import UsageError
 from copfl.experiment import rounds_search
 from copfl.experiment.models.client_models import InMemory
 from copfl.experiment.rounds_search import LossByRound, Lowest, lowest_loss, with_found_rounds
+from copfl.measures.calibration import DEVIATION
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
 from copfl.settings.identity import identity

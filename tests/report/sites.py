@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from copfl.core.metrics import ACCURACY
 from copfl.experiment.bundle.description import Array, Description, Input, Origin, Output, Score
 from copfl.federation.node.site import AuditSummary, Measurement, SentKind, SiteGain, SiteReport
+from copfl.measures.metrics import ACCURACY
 from copfl.stats import Interval
 
 

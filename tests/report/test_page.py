@@ -17,8 +17,8 @@ import pytest
 
 from copfl import charts
 from copfl.charts import Dots, Heat, Line, Lines
-from copfl.core.metrics import ACCURACY
 from copfl.experiment.analysis.gains import Analysis, Cross
+from copfl.measures.metrics import ACCURACY
 from copfl.report import comparison_page, document, page, run_charts, run_data
 from tests.commands import called
 from tests.report.hostile import NAME, assert_harmless

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import copfl
-from copfl.core.metrics import ACCURACY
 from copfl.data import arrays
 from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.schemes import SCHEMES
@@ -20,6 +19,7 @@ from copfl.engine.rounds import Round
 from copfl.experiment.analysis.gains import Gains
 from copfl.experiment.progress import bar, span
 from copfl.experiment.result import Result
+from copfl.measures.metrics import ACCURACY
 from copfl.report import summary
 
 TINY: dict[str, Any] = {"model": "mlp", "rounds": 2, "model_options": {"width": 4}}

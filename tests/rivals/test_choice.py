@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from copfl.core.metrics import METRICS
+from copfl.measures.metrics import METRICS
 from copfl.rivals.choice import best_of, best_of_sites
 
 ACCURACY, RMSE = METRICS["accuracy"], METRICS["rmse"]

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from copfl.core.metrics import METRICS
+from copfl.measures.metrics import METRICS
 from copfl.rivals.paired import gain_interval, is_fast
 from copfl.stats import over_samples
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from copfl.core.calibration import frequencies
-from copfl.core.metrics import METRICS, surprises
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, REGRESSION
+from copfl.measures.calibration import frequencies
+from copfl.measures.metrics import METRICS, surprises
 from copfl.rivals.effort import FEWEST_TREES, FOLDS, MOST_TREES, ONE_PENALTY, PENALTIES, Effort, effort_of
 from copfl.rivals.estimators import folds_of
 from copfl.rivals.records import BOOSTED, CONSTANT, FOREST, LINEAR, SiteRows

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from copfl.core.criteria import survival
-from copfl.core.metrics import metric
+from copfl.measures.metrics import metric
 from copfl.rivals.records import SiteRows
 from copfl.rivals.survival import log_likelihood, ridge_cox, survival_rivals
 

@@ -16,7 +16,6 @@ import numpy as np
 from copfl import __version__, foreign, stats
 from copfl.audit import replay
 from copfl.audit.shapley import DEFAULT, Sampling, shapley
-from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.data.clients.groups import client_titles, names_of_clients
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment import records
@@ -25,6 +24,7 @@ from copfl.experiment.preparation import prepare
 from copfl.experiment.result import Experiment, Result
 from copfl.experiment.training import OnRound, train_rounds
 from copfl.files import write_bytes
+from copfl.measures.metrics import ACCURACY, MetricInfo
 from copfl.report import contributions
 from copfl.report.contributions import Contributions, relative_weights
 from copfl.report.run_charts import CONTRIBUTIONS

@@ -303,7 +303,7 @@ def evaluate(
     if as_json:
         print(json.dumps(plain_evaluation(measured)))
         return
-    from copfl.core.metrics import METRICS
+    from copfl.measures.metrics import METRICS
     from copfl.tables import Table, as_text
 
     known = {metric.name: metric for metric in (*METRICS.values(), *loaded.task.metrics)}

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from copfl.core.metrics import MetricInfo
+from copfl.measures.metrics import MetricInfo
 
 C = TypeVar("C")
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from copfl.comparison.jobs.submission import Log
 from copfl.comparison.results.results import Record
-from copfl.core.metrics import MetricInfo
 from copfl.experiment.preparation import prepare
 from copfl.experiment.rivals import rivals_of
+from copfl.measures.metrics import MetricInfo
 from copfl.rivals.choice import best_of_sites
 from copfl.rivals.records import TITLES, Rivals
 from copfl.settings.complete import complete

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from copfl.comparison.halving import SEARCH
 from copfl.comparison.rows.spaces import Range, Space
-from copfl.core.metrics import MetricInfo
 from copfl.errors import library
 from copfl.files import locked
+from copfl.measures.metrics import MetricInfo
 from copfl.settings.identity import digest
 from copfl.settings.toml import Tables
 

@@ -19,8 +19,8 @@ from copfl.comparison.rows.entries import Base, described
 from copfl.comparison.rows.entry_settings import RowSettings, job_of
 from copfl.comparison.rows.spaces import Range, Space, cells, space_text
 from copfl.comparison.search import Attempt, Measure, SharedSearch
-from copfl.core.metrics import MetricInfo
 from copfl.errors import UsageError, at_least
+from copfl.measures.metrics import MetricInfo
 from copfl.settings.checking import parameters_of
 from copfl.settings.complete import complete
 from copfl.settings.components import factory_of

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from copfl.core import tree
 from copfl.core.memory import Memory
-from copfl.core.metrics import Array, Metric
 from copfl.core.task import EVAL_BATCH, Data, Experts, Personal, Task
+from copfl.measures.metrics import Array, Metric
 
 PREDICTIONS = "predictions"  # in the metrics of an evaluation, until `measured` replaces them
 # A name among the models of an evaluation: the metrics also have the model after the local update, by path,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl.core.evaluation import VALIDATED, VALIDATION_LOSS
-from copfl.core.metrics import MetricInfo
+from copfl.measures.metrics import MetricInfo
 
 Ids = NDArray[np.int64]
 Values = NDArray[np.float64]

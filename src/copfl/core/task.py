@@ -22,7 +22,6 @@ from copfl.core.augment import crop_and_flip
 from copfl.core.criteria import Criterion, classification, mean_of_valid
 from copfl.core.layout import Layout, layout_of
 from copfl.core.memory import Memory, recalled, vote
-from copfl.core.metrics import Metric, usual_metrics
 from copfl.errors import UsageError
 from copfl.kernels.draws import Draws, Keyed, NotBatched
 from copfl.kernels.fused import without_kernels
@@ -37,6 +36,7 @@ from copfl.kernels.modules import (
     structure_of,
 )
 from copfl.kernels.private_torch import gradient, mapped
+from copfl.measures.metrics import Metric, usual_metrics
 
 STATISTICS_BATCH = 500  # samples in one forward pass without training; the batch of batch-norm statistics
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)  # of a model that does not fit

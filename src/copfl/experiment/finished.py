@@ -12,7 +12,6 @@ import torch
 
 from copfl.core import tree
 from copfl.core.evaluation import primary_metrics
-from copfl.core.metrics import Metric
 from copfl.core.task import Personal
 from copfl.data.clients.groups import client_titles, names_of_clients
 from copfl.engine import simulate
@@ -25,6 +24,7 @@ from copfl.experiment.bundle.places import OF_SERVER, located
 from copfl.experiment.folder import RunFolder, claimed
 from copfl.experiment.models.client_models import RECEIVED, received_model
 from copfl.experiment.run import reopen
+from copfl.measures.metrics import Metric
 from copfl.settings import named_code
 from copfl.stats import Numbers
 

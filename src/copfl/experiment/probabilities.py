@@ -13,19 +13,19 @@ import torch
 
 from copfl import files, foreign
 from copfl.core import tree
-from copfl.core.calibration import CalibrationBin, fitted_temperature, frequencies, pooled, tempered
 from copfl.core.evaluation import predicted
-from copfl.core.metrics import METRICS, Array, surprises
 from copfl.core.task import Data, Personal, Task
 from copfl.data.clients.federation import FederatedData
 from copfl.data.samples import CLASSIFICATION
 from copfl.experiment.bundle.description import Score
 from copfl.experiment.models.client_models import ClientModels
+from copfl.measures.calibration import CalibrationBin, fitted_temperature, frequencies, pooled, tempered
+from copfl.measures.metrics import METRICS, Array, surprises
 from copfl.stats import Numbers, mean_of_known, over_clients
 from copfl.tables import listed, plain
 
 FILE = "probabilities.json"
-MEASURED = ("log_loss", "auc", "calibration_error")  # the metrics, of copfl.core.metrics
+MEASURED = ("log_loss", "auc", "calibration_error")  # the metrics, of copfl.measures.metrics
 NAMED = 5  # clients that a sentence names
 
 

@@ -14,8 +14,8 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from copfl.core.metrics import MetricInfo
     from copfl.engine.rounds import Round
+    from copfl.measures.metrics import MetricInfo
 
 RECENT = 20  # rounds from which the time left is estimated
 LONG_RUN = 120  # seconds from which the expected time is printed

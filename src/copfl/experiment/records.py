@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from copfl import foreign
-from copfl.core.metrics import MetricInfo
 from copfl.core.selection import BestRounds
 from copfl.engine.rounds import Ids, Round, Values
 from copfl.errors import RunError, raised_as, to_resume
+from copfl.measures.metrics import MetricInfo
 from copfl.wire import plain
 
 Record = dict[str, Any]

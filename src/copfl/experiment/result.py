@@ -19,7 +19,6 @@ from torch import nn
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, message_to_new_client, traits
 from copfl.core.evaluation import VALIDATED
-from copfl.core.metrics import Metric
 from copfl.core.task import Personal, Task
 from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.groups import names_of_clients
@@ -53,6 +52,7 @@ from copfl.experiment.models.client_models import (
 from copfl.experiment.models.new_clients import NewClients
 from copfl.experiment.probabilities import MEASURED, Probabilities
 from copfl.experiment.survival import Survival
+from copfl.measures.metrics import Metric
 from copfl.rivals import file as rivals_file
 from copfl.rivals.records import Rivals
 from copfl.settings.identity import settings_digest

@@ -12,11 +12,11 @@ import torch
 
 from copfl.core import tree
 from copfl.core.evaluation import predicted
-from copfl.core.metrics import Metric
 from copfl.core.task import EVAL_BATCH, Data, Personal, Task
 from copfl.data.clients.federation import FederatedData, Split
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, REGRESSION, SURVIVAL
 from copfl.experiment.result import Experiment
+from copfl.measures.metrics import Metric
 from copfl.models import pretrained
 from copfl.rivals.choice import best_of, best_of_sites
 from copfl.rivals.effort import MOST_SITES, Effort, effort_of, effort_of_survival

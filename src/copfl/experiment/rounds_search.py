@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 
 from copfl.core import tree
-from copfl.core.calibration import fitted_temperature
 from copfl.core.evaluation import predicted
 from copfl.data.clients.partition import hold_out
 from copfl.data.samples import CLASSIFICATION
@@ -32,6 +31,7 @@ from copfl.experiment.preparation import Tell, prepare
 from copfl.experiment.progress import Pace
 from copfl.experiment.result import Experiment
 from copfl.experiment.training import baseline_of, rounds_left
+from copfl.measures.calibration import fitted_temperature
 from copfl.settings.schema import SELECTION, Run
 
 PATIENCE = 10  # rounds without a lower loss, at least, after which the search ends

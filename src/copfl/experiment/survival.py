@@ -15,8 +15,13 @@ import torch
 from copfl import files, foreign
 from copfl.core import tree
 from copfl.core.evaluation import predicted
-from copfl.core.metrics import Array
-from copfl.core.survival import (
+from copfl.core.task import Data, Personal, Task
+from copfl.data.clients.federation import FederatedData
+from copfl.data.samples import SURVIVAL
+from copfl.experiment.bundle.description import Hazard
+from copfl.experiment.models.client_models import ClientModels
+from copfl.measures.metrics import Array
+from copfl.measures.survival import (
     baseline_hazard,
     integrated_brier,
     kaplan_meier,
@@ -28,11 +33,6 @@ from copfl.core.survival import (
     survival_in_intervals,
     times_and_events,
 )
-from copfl.core.task import Data, Personal, Task
-from copfl.data.clients.federation import FederatedData
-from copfl.data.samples import SURVIVAL
-from copfl.experiment.bundle.description import Hazard
-from copfl.experiment.models.client_models import ClientModels
 from copfl.stats import Numbers, mean_of_known
 from copfl.tables import plain
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from copfl.core import tree
 from copfl.core.criteria import CRITERIA, LOSSES, Criterion, with_losses
 from copfl.core.evaluation import collected, on_host_arrays
-from copfl.core.metrics import Metric, metric, usual_metrics
 from copfl.core.task import Data, Task, task_of
 from copfl.data.samples import SURVIVAL, Dataset
 from copfl.errors import UsageError
+from copfl.measures.metrics import Metric, metric, usual_metrics
 from copfl.settings import schema, user_code
 from copfl.settings.checking import SettingError
 from copfl.settings.user_code import calling

@@ -11,9 +11,9 @@ import numpy as np
 
 from copfl import charts
 from copfl.charts import Dots, Line, Lines, values_of
-from copfl.core.metrics import MetricInfo
 from copfl.errors import UsageError, unknown
 from copfl.experiment.result import Result
+from copfl.measures.metrics import MetricInfo
 from copfl.rivals.records import TITLES
 from copfl.stats import Numbers, mean_of_known
 from copfl.tables import Table, as_html, data_frame

@@ -3,9 +3,9 @@
 The summary of a run and its report show it.
 """
 
-from copfl.core.metrics import METRICS
 from copfl.experiment.first_run.candidates import FirstRunChoice
 from copfl.experiment.first_run.first_run import title_of
+from copfl.measures.metrics import METRICS
 from copfl.tables import Table, listed
 
 NAMED = 5  # sites that a sentence names

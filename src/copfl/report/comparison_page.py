@@ -11,8 +11,8 @@ import numpy as np
 
 from copfl import foreign
 from copfl.charts import Chart, Dots, Heat, Line, Lines, mean_curve, series_of, values_of
-from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.errors import RunError, raised_as
+from copfl.measures.metrics import ACCURACY, MetricInfo
 from copfl.report.document import Document, Section
 from copfl.rivals.records import TITLES
 from copfl.tables import NONE, Table, capital, number, size

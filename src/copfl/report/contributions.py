@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from copfl.charts import Dots, Line, values_of
-from copfl.core.metrics import MetricInfo
 from copfl.experiment import records
 from copfl.experiment.analysis.benefit import (
     Benefit,
@@ -20,6 +19,7 @@ from copfl.experiment.analysis.benefit import (
     worth_to_itself,
 )
 from copfl.experiment.analysis.gains import Gains
+from copfl.measures.metrics import MetricInfo
 from copfl.stats import Numbers, mean_of_known
 from copfl.tables import NONE, Table, interval, number, plain, size
 

@@ -17,12 +17,12 @@ import numpy as np
 from copfl import foreign
 from copfl.charts import Chart, Heat
 from copfl.core.evaluation import VALIDATED
-from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.errors import RunError, raised_as
 from copfl.experiment import final
 from copfl.experiment.analysis.convergence import got_worse, still_rises
 from copfl.experiment.analysis.gains import EQUAL, constant_text
 from copfl.experiment.progress import span
+from copfl.measures.metrics import ACCURACY, MetricInfo
 from copfl.report import rivals as of_rivals
 from copfl.report import run_charts
 from copfl.report.document import Document, Section, Source, render

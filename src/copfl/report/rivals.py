@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from copfl.core.metrics import MetricInfo
 from copfl.experiment.analysis.gains import EQUAL
+from copfl.measures.metrics import MetricInfo
 from copfl.rivals.records import CONSTANT, TITLES, Rivals
 from copfl.stats import Interval, Numbers, mean_of_known, over_clients, unknown_reason
 from copfl.tables import Table, capital, listed

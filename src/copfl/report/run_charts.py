@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from copfl.charts import Chart, Dots, Heat, Line, Lines, Tree, Value, percent, series_of, values_of
-from copfl.core.metrics import ACCURACY, MetricInfo, metrics_of
 from copfl.experiment.analysis.gains import similar_first
 from copfl.experiment.survival import Observed
+from copfl.measures.metrics import ACCURACY, MetricInfo, metrics_of
 from copfl.report import contributions
 from copfl.report.choice import choice_table
 from copfl.report.rivals import means_table, note, sites_table

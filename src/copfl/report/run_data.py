@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl import foreign
-from copfl.core.metrics import MetricInfo, metrics_of
 from copfl.core.selection import BestRounds, has_ended
 from copfl.data.clients.groups import client_titles
 from copfl.engine import checkpoint
@@ -36,6 +35,7 @@ from copfl.experiment.models.new_clients import NEW_CLIENTS, NewClients
 from copfl.experiment.probabilities import Probabilities
 from copfl.experiment.survival import Survival
 from copfl.experiment.tree_views import TreeViews
+from copfl.measures.metrics import MetricInfo, metrics_of
 from copfl.rivals import file as rivals_file
 from copfl.rivals.records import Rivals
 from copfl.settings.schema import optimizer_text

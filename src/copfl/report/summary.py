@@ -13,7 +13,6 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from copfl.core.evaluation import VALIDATED
-from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.data.clients.groups import names_of_clients
 from copfl.errors import how_to_set
 from copfl.experiment import final, probabilities, survival
@@ -24,6 +23,7 @@ from copfl.experiment.first_run import file as choice_file
 from copfl.experiment.folder import BASELINE
 from copfl.experiment.models.new_clients import UPDATES, NewClients
 from copfl.experiment.progress import span
+from copfl.measures.metrics import ACCURACY, MetricInfo
 from copfl.report import contributions
 from copfl.report import rivals as of_rivals
 from copfl.report.choice import choice_table

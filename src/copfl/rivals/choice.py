@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from copfl.core.metrics import MetricInfo
+from copfl.measures.metrics import MetricInfo
 from copfl.stats import Numbers
 
 EQUAL = 1e-9  # differences that are rounding

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl.core.calibration import frequencies
-from copfl.core.metrics import surprises
+from copfl.measures.calibration import frequencies
+from copfl.measures.metrics import surprises
 from copfl.rivals.effort import BAG, FOLDS, LEAF, VALIDATED_ROWS
 from copfl.rivals.records import Array
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from copfl import files, foreign
-from copfl.core.metrics import MetricInfo
+from copfl.measures.metrics import MetricInfo
 from copfl.rivals.records import Rivals, RivalValues
 from copfl.stats import Interval
 from copfl.tables import plain

@@ -5,7 +5,7 @@ A run asks for each site and the rival that it has.
 
 import numpy as np
 
-from copfl.core.metrics import Metric
+from copfl.measures.metrics import Metric
 from copfl.rivals.records import Array
 from copfl.stats import LEVEL, SAMPLE_DRAWS, Interval, Numbers, over_samples
 

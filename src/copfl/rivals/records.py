@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.core.metrics import MetricInfo
+from copfl.measures.metrics import MetricInfo
 from copfl.stats import Interval, Numbers, mean_of_known
 
 Array = NDArray[Any]

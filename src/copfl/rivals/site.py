@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from copfl.core.metrics import METRICS, Metric
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, SURVIVAL
+from copfl.measures.metrics import METRICS, Metric
 from copfl.rivals import estimators
 from copfl.rivals.effort import Effort
 from copfl.rivals.estimators import Answers, Problem

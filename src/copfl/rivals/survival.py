@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from copfl.core.metrics import Metric
-from copfl.core.survival import Curve, starts, summed_at_risk, times_and_events
+from copfl.measures.metrics import Metric
+from copfl.measures.survival import Curve, starts, summed_at_risk, times_and_events
 from copfl.rivals.effort import VALIDATED_ROWS
 from copfl.rivals.estimators import folds_of
 from copfl.rivals.records import CONSTANT, LINEAR, Array, Rival, SiteRows

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from copfl.core.criteria import LOSSES
-from copfl.core.metrics import METRICS
+from copfl.measures.metrics import METRICS
 from copfl.settings import named_code, schema, user_code
 from copfl.settings.checking import unknown_name
 from copfl.settings.schema import record_of

@@ -17,9 +17,9 @@ from copfl.comparison.choosing.verdict import (
     against_rivals,
     verdict,
 )
-from copfl.core.metrics import ACCURACY, MetricInfo, metric
 from copfl.experiment.analysis.convergence import common_value, gained, rises, rounds_to, still_rises
 from copfl.experiment.analysis.gains import Gains, constant_text
+from copfl.measures.metrics import ACCURACY, MetricInfo, metric
 from copfl.rivals.records import FOREST, Rivals, RivalValues
 from copfl.stats import Difference, Interval
 

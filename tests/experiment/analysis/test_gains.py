@@ -11,7 +11,6 @@ import torch
 
 import copfl
 from copfl.charts import Heat
-from copfl.core.metrics import METRICS
 from copfl.core.task import Data
 from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
@@ -19,6 +18,7 @@ from copfl.data.samples import Dataset, Samples
 from copfl.experiment.analysis import gains
 from copfl.experiment.analysis.gains import Gains, similar_first
 from copfl.experiment.folder import BASELINE, RunFolder
+from copfl.measures.metrics import METRICS
 from copfl.report import page, run_data
 from tests.commands import TINY as TINY_OPTIONS
 from tests.commands import called

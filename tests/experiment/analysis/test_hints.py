@@ -12,7 +12,6 @@ import pytest
 from torch import nn
 
 import copfl
-from copfl.core.metrics import METRICS
 from copfl.core.task import task_of
 from copfl.data import arrays
 from copfl.data.clients.federation import FederatedData
@@ -20,6 +19,7 @@ from copfl.data.clients.schemes import SCHEMES
 from copfl.data.samples import Dataset, Samples
 from copfl.errors import CopflWarning
 from copfl.experiment.analysis.hints import hints, padding, regrouped
+from copfl.measures.metrics import METRICS
 from tests.commands import called
 
 

@@ -14,11 +14,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import copfl
-from copfl.core.survival import baseline_hazard
 from copfl.errors import CopflError, UsageError
 from copfl.experiment import survival
 from copfl.experiment.bundle.places import FILE
 from copfl.experiment.models.client_models import WEIGHTS
+from copfl.measures.survival import baseline_hazard
 from copfl.report.page import sections
 from copfl.report.run_data import read_all
 from tests.commands import called

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import copfl
-from copfl.core.metrics import METRICS
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import CLASSIFICATION, REGRESSION, Dataset, Samples
 from copfl.errors import CopflError
@@ -19,6 +18,7 @@ from copfl.experiment.first_run import first_run as module
 from copfl.experiment.first_run.first_run import is_open
 from copfl.experiment.first_run.folds import folds
 from copfl.experiment.own_models import kinds_of, written
+from copfl.measures.metrics import METRICS
 from copfl.rivals import estimators
 from copfl.rivals.effort import FEWEST_TREES, PENALTIES, Effort
 from copfl.rivals.records import SiteRows

@@ -21,7 +21,6 @@ import pytest
 
 from copfl.algorithms import ALGORITHMS
 from copfl.core.criteria import LOSSES, REGRESSION_LOSSES
-from copfl.core.metrics import METRICS, usual_metrics
 from copfl.data.samples import KINDS
 from copfl.errors import CopflError, UsageError
 from copfl.federation.machines.app import init
@@ -393,7 +392,6 @@ def test_the_names_are_those_of_the_registries() -> None:
         "SERVERS": SERVER_STEPS,
         "ADAPTERS": adapters.ADAPTERS,
         "TASKS": KINDS,
-        "METRICS": METRICS,
         "LOSSES": {loss for losses in LOSSES.values() for loss in losses},
     }
     for name, registry in registries.items():
@@ -583,7 +581,6 @@ def test_the_defaults_are_those_of_the_settings() -> None:
     assert schema.Privacy().noise is None
     assert complete({"privacy": {"noise": 1.0}}).privacy.options["clip"] == DEFAULT_CLIP
     for kind in KINDS:
-        assert [metric.name for metric in usual_metrics(kind)] == [names.USUAL_METRIC[kind]]
         assert names.USUAL_LOSS[kind] in LOSSES[kind]
     assert REGRESSION_LOSSES[0] == names.USUAL_LOSS["regression"]
 

@@ -17,7 +17,6 @@ import torch
 
 from copfl import wire
 from copfl.core.algorithm import message_to_new_client
-from copfl.core.metrics import METRICS
 from copfl.errors import UsageError, WireError
 from copfl.federation.machines.app import init, planned
 from copfl.federation.node import respond, update
@@ -32,6 +31,7 @@ from copfl.federation.protocol.messages import TRAIN, Content, Field, Message, r
 from copfl.federation.protocol.settings import TrainingSettings, settings_of
 from copfl.federation.server.folder import ServerFolder
 from copfl.federation.server.rounds import TrainingServer, check_metrics, check_values, new_server
+from copfl.measures.metrics import METRICS
 from copfl.models import build
 from copfl.parts.averaging import Upload
 from copfl.settings.flat import nested

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import copfl
-from copfl.core.metrics import METRICS
 from copfl.experiment.bundle.bundle import Bundle
 from copfl.federation.machines.app import RUN_FILE, init
 from copfl.federation.machines.local import partition_nodes
@@ -18,6 +17,7 @@ from copfl.federation.node import measured_rounds
 from copfl.federation.node.bundle import kept_score
 from copfl.federation.policy.record import Policy
 from copfl.federation.policy.request import refusals
+from copfl.measures.metrics import METRICS
 from copfl.settings import toml
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from copfl.core.metrics import METRICS, USUAL
 from copfl.federation.operations.sections import sections
 from copfl.federation.operations.watched import read
+from copfl.measures.metrics import METRICS, USUAL
 from tests.federation.folders import ServerState
 
 DOCS = Path(__file__).parents[3] / "docs"

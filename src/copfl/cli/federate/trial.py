@@ -110,7 +110,7 @@ def personalize(
 ) -> None:
     """Fit the trained model to a new client, and measure it."""
     local = _local()
-    from copfl.core.metrics import MetricInfo
+    from copfl.measures.metrics import MetricInfo
 
     result = local.join(folder, data, test=test, state=state, run=run, updates=updates)
     name = result["metric"]

@@ -41,12 +41,12 @@ from copfl.comparison.rows.entries import Entry, check_own, described
 from copfl.comparison.rows.entry_settings import RowSettings, job_of, row_settings
 from copfl.comparison.rows.spaces import cells, grid_of
 from copfl.comparison.rows.suitability import reasons, refusals
-from copfl.core.metrics import MetricInfo
 from copfl.errors import RunError, UsageError
 from copfl.experiment.analysis.convergence import rises
 from copfl.experiment.analysis.gains import EQUAL, Gains
 from copfl.experiment.progress import span
 from copfl.experiment.result import Experiment
+from copfl.measures.metrics import MetricInfo
 from copfl.settings.toml import Tables
 from copfl.stats import LEVEL, Difference, Numbers
 from copfl.tables import capital

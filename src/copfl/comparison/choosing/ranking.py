@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from copfl import charts
 from copfl.comparison.choosing.verdict import STAY_ALONE, Verdict
 from copfl.comparison.results.results import Record
-from copfl.core.metrics import MetricInfo
 from copfl.files import write_bytes
+from copfl.measures.metrics import MetricInfo
 from copfl.rivals.file import as_json as rivals_as_json
 from copfl.rivals.records import TITLES, Rivals
 from copfl.settings.schema import Run

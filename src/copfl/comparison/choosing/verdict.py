@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from copfl.core.metrics import MetricInfo
 from copfl.experiment.analysis.convergence import relevant, rising_text
 from copfl.experiment.analysis.gains import Gains, constant_text
+from copfl.measures.metrics import MetricInfo
 from copfl.rivals.records import TITLES, Rivals
 from copfl.stats import Difference, Interval, Numbers, mean_of_known, over_clients, unknown_reason
 from copfl.tables import capital

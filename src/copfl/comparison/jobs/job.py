@@ -15,7 +15,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from copfl import foreign
 from copfl.core.evaluation import EVAL_MODELS
-from copfl.core.metrics import metrics_of
 from copfl.core.selection import has_ended
 from copfl.data.clients.partition import Partition
 from copfl.engine.rounds import State
@@ -24,6 +23,7 @@ from copfl.experiment import final, records
 from copfl.experiment.folder import RunFolder, claimed
 from copfl.experiment.models.new_clients import NEW_CLIENTS
 from copfl.files import Busy
+from copfl.measures.metrics import metrics_of
 from copfl.settings.identity import essential, identity
 from copfl.settings.schema import Run
 from copfl.settings.toml import Tables

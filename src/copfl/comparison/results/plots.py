@@ -14,9 +14,9 @@ from copfl.charts import Chart, Heat, Line, Lines, Swarm
 from copfl.comparison.results.results import Record
 from copfl.comparison.results.tables import Comparison
 from copfl.comparison.rows.spaces import Grid
-from copfl.core.metrics import ACCURACY, MetricInfo
 from copfl.errors import UsageError
 from copfl.files import write_bytes
+from copfl.measures.metrics import ACCURACY, MetricInfo
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from copfl import foreign
 from copfl.comparison.jobs.job import Job, accuracies, environment_of
-from copfl.core.metrics import ACCURACY, MetricInfo, metrics_of
 from copfl.errors import DataError, RunError, raised_as
 from copfl.experiment import final as final_file
 from copfl.experiment import records
@@ -21,6 +20,7 @@ from copfl.experiment.final import FinalEvaluation
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.new_clients import NewClients
+from copfl.measures.metrics import ACCURACY, MetricInfo, metrics_of
 from copfl.settings.identity import essential
 from copfl.settings.schema import Run
 from copfl.settings.toml import Tables

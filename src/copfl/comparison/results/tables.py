@@ -17,10 +17,10 @@ from copfl.comparison.results.results import Record, Tuned
 from copfl.comparison.rivals import SeedRivals, rival_tables
 from copfl.comparison.rows.entries import Entry, described
 from copfl.comparison.rows.spaces import Grid
-from copfl.core.metrics import MetricInfo
 from copfl.experiment.analysis import convergence as converging
 from copfl.experiment.analysis.gains import share_of
 from copfl.experiment.models import new_clients
+from copfl.measures.metrics import MetricInfo
 from copfl.settings.schema import optimizer_text
 from copfl.stats import LAST, LEVEL, Difference, Spread, difference, how_decided, mean_of_known, spread_of
 from copfl.tables import Table, capital, number

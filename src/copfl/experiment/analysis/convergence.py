@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from copfl.core.metrics import MetricInfo
+from copfl.measures.metrics import MetricInfo
 from copfl.stats import LEVEL, Interval, Numbers, averaged, mean_of_known, over_clients
 from copfl.tables import listed
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from copfl import files, foreign
 from copfl.core import tree
 from copfl.core.evaluation import primary_metrics
-from copfl.core.metrics import ACCURACY, C_INDEX, Metric, MetricInfo
 from copfl.core.task import Data, Personal, Task
 from copfl.data.clients.federation import FederatedData
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, SURVIVAL
 from copfl.errors import RunError, raised_as, to_resume
+from copfl.measures.metrics import ACCURACY, C_INDEX, Metric, MetricInfo
 from copfl.stats import Interval, Numbers, mean_of_known, over_clients, unknown_reason, worst_of
 from copfl.tables import plain
 

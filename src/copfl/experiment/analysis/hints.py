@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from copfl.core.metrics import METRICS
 from copfl.core.task import Task
 from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.groups import number_of_groups
@@ -25,6 +24,7 @@ from copfl.errors import RunError, how_to_set
 from copfl.experiment import records
 from copfl.experiment.analysis.convergence import still_falls
 from copfl.experiment.analysis.gains import constant_answers
+from copfl.measures.metrics import METRICS
 from copfl.stats import mean_of_known
 
 SAMPLES, OUTPUTS = 1000, 4  # from which the inputs are judged, and the outputs

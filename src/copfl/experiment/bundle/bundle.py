@@ -19,10 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from copfl import foreign
-from copfl.core.calibration import CalibrationBin, calibration_bins, tempered
 from copfl.core.evaluation import on_host_arrays
-from copfl.core.metrics import METRICS
-from copfl.core.survival import risks
 from copfl.core.task import Personal, Task
 from copfl.data.clients.federation import tensors
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, Inputs, by_name, each
@@ -36,6 +33,9 @@ from copfl.experiment.bundle.predictor import Predictor
 from copfl.experiment.bundle.writing import write_bundle
 from copfl.experiment.models.client_models import WEIGHTS, read_weights
 from copfl.experiment.survival import medians_of, survival_of
+from copfl.measures.calibration import CalibrationBin, calibration_bins, tempered
+from copfl.measures.metrics import METRICS
+from copfl.measures.survival import risks
 from copfl.settings import named_code
 
 BATCH = 250  # samples that are predicted at once, as in an evaluation

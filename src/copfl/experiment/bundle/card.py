@@ -5,8 +5,8 @@
 
 import json
 
-from copfl.core.metrics import METRICS
 from copfl.experiment.bundle.description import IMAGE, TABLE, TEXT, Description, own_code
+from copfl.measures.metrics import METRICS
 
 MOST = 20  # names that are listed
 

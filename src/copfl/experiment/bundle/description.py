@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from copfl import foreign
-from copfl.core.survival import Curve
 from copfl.data.samples import KINDS, NEXT_TOKEN, REGRESSION, SURVIVAL, Inputs
 from copfl.data.tables.encoders import Encoder
 from copfl.errors import RunError, raised_as
 from copfl.experiment.bundle.places import FILE
 from copfl.files import write_bytes
+from copfl.measures.survival import Curve
 from copfl.settings.user_code import is_reference
 
 FORMAT = 1

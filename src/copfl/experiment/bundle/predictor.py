@@ -21,7 +21,7 @@ class Predictor(nn.Module):
     """Normalisation, the model or the mixture of models, and probabilities or values.
 
     `networks` has the models themselves, which return logits, with their adapters merged. The temperature is
-    of the probabilities of classes, see `copfl.core.calibration.tempered`.
+    of the probabilities of classes, see `copfl.measures.calibration.tempered`.
     """
 
     def __init__(self, task: Task, model: Personal, temperature: float = 1.0) -> None:

@@ -213,8 +213,8 @@ def _after(onnx: Any, graph: Any, bundle: Bundle) -> list[Any]:
 
 def _compare(bundle: Bundle, content: bytes) -> None:
     """UsageError if the file's outputs differ from the model's."""
-    from copfl.core.calibration import tempered
     from copfl.core.evaluation import on_host_arrays
+    from copfl.measures.calibration import tempered
 
     runtime, columns = library("onnxruntime"), bundle.description.input.columns
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])

@@ -13,7 +13,6 @@ import torch
 
 from copfl.core import tree
 from copfl.core.evaluation import predicted
-from copfl.core.metrics import surprises
 from copfl.data.clients.federation import FederatedData
 from copfl.data.samples import REGRESSION, Dataset
 from copfl.experiment.first_run.folds import Folds
@@ -23,6 +22,7 @@ from copfl.experiment.result import Experiment
 from copfl.experiment.rivals import TrainedRivals
 from copfl.experiment.rounds_search import PATIENCE, LossByRound
 from copfl.experiment.training import rounds_left
+from copfl.measures.metrics import surprises
 from copfl.rivals.records import Array
 from copfl.settings.schema import Run
 from copfl.stats import Numbers, mean_of_known

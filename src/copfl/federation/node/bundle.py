@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from copfl.core.metrics import MetricInfo
 from copfl.core.task import Personal
 from copfl.experiment.bundle import writing
 from copfl.experiment.bundle.base import write_base
@@ -18,6 +17,7 @@ from copfl.experiment.bundle.description import VALIDATION, Description, Score, 
 from copfl.experiment.bundle.places import BASE, FILE, OF_NODE
 from copfl.federation.protocol.files import private_folder
 from copfl.federation.protocol.settings import TrainingSettings
+from copfl.measures.metrics import MetricInfo
 from copfl.settings.schema import table_of
 from copfl.wire import Head
 

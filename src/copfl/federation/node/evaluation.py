@@ -13,10 +13,10 @@ from torch import Tensor
 
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.evaluation import EVAL_MODELS, VALIDATED, VALIDATION_LOSS, EvalModels, evaluate, measured
-from copfl.core.metrics import MetricInfo
 from copfl.core.selection import BestRounds
 from copfl.core.task import Data, Personal, Task
 from copfl.experiment.bundle.description import TEST, VALIDATION, Score
+from copfl.measures.metrics import MetricInfo
 
 
 class MeasuredModels(NamedTuple):

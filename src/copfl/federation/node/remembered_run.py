@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from copfl import foreign
-from copfl.core.metrics import MetricInfo, metrics_of
 from copfl.data.copies import row_hashes
 from copfl.data.tables.files import read_table
 from copfl.federation.node.known_data import KnownData, cells_of
@@ -21,6 +20,7 @@ from copfl.federation.protocol.files import stored
 from copfl.federation.protocol.node_config import MEMORY
 from copfl.federation.protocol.settings import TrainingSettings
 from copfl.files import write_bytes
+from copfl.measures.metrics import MetricInfo, metrics_of
 from copfl.settings.flat import flattened
 
 FILE = "settings.json"  # in the run's folder in the state-dir

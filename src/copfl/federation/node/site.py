@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from copfl.core.metrics import MetricInfo
 from copfl.experiment.bundle.description import Description
+from copfl.measures.metrics import MetricInfo
 from copfl.rivals.records import Rivals
 from copfl.stats import Interval
 

@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Sequence
 
 from copfl.charts import Line, Lines
-from copfl.core.metrics import C_INDEX
 from copfl.experiment.analysis.gains import EQUAL, SAME_RISK
 from copfl.federation.node.site import AuditSummary, Measurement, SentKind, SiteGain, SiteReport
+from copfl.measures.metrics import C_INDEX
 from copfl.report.document import Document, Section
 from copfl.report.run_charts import MODEL_STYLES
 from copfl.rivals.records import TITLES, Rivals

@@ -12,11 +12,11 @@ import numpy as np
 
 from copfl.charts import Chart, Heat, Line, Lines, Value
 from copfl.core.halves import HALF
-from copfl.core.metrics import METRICS, MetricInfo
 from copfl.federation.operations.watched import Watched
 from copfl.federation.protocol.events import Event
 from copfl.federation.protocol.halves import SAMPLES
 from copfl.federation.protocol.round_record import RoundRecord
+from copfl.measures.metrics import METRICS, MetricInfo
 from copfl.report import contributions
 from copfl.report.document import Section
 from copfl.report.run_charts import SCORES

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from copfl.measures import metrics
+
 SOURCES = ("hf", "torchvision", "timm")  # prefixes of pretrained models
 ALGORITHMS = (
     "apfl",
@@ -69,33 +71,13 @@ LOSSES = (
     "huber",
     "squared",
 )
-METRICS = (
-    "accuracy",
-    "auc",
-    "balanced_accuracy",
-    "c_index",
-    "calibration_error",
-    "log_loss",
-    "macro_f1",
-    "mae",
-    "perplexity",
-    "r2",
-    "rmse",
-    "uno_c_index",
-)
+METRICS = tuple(sorted(metrics.METRICS))
 USUAL_LOSS = {
     "classification": "cross_entropy",
     "multilabel": "binary_cross_entropy",
     "next_token": "cross_entropy",
     "regression": "squared",
     "survival": "cox",
-}
-USUAL_METRIC = {
-    "classification": "accuracy",
-    "multilabel": "macro_f1",
-    "next_token": "perplexity",
-    "regression": "rmse",
-    "survival": "c_index",
 }
 FILE_KEYS = ("public", "tokenizer", "weights")  # keys of a run config that name files
 REPORTS = ("all", "sums", "none")

@@ -11,12 +11,12 @@ from typing import Any
 from torch import Tensor
 
 from copfl import wire
-from copfl.core.metrics import MetricInfo
 from copfl.core.tree import Masked
 from copfl.errors import RunError, WireError, raised_as
 from copfl.experiment import records
 from copfl.federation.protocol.messages import read_json
 from copfl.files import locked, remove_parts, write_bytes
+from copfl.measures.metrics import MetricInfo
 from copfl.wire import Head, Opened, Packet
 
 NEW_CLIENTS = "new_clients.json"  # in the run's folder: the results of new clients

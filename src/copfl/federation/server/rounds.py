@@ -23,7 +23,6 @@ from copfl.core.algorithm import AnyAlgorithm, blank_samples, example_output, me
 from copfl.core.batches import choose
 from copfl.core.evaluation import is_evaluated
 from copfl.core.halves import DIFFERENCE, HALF
-from copfl.core.metrics import Metric
 from copfl.core.payload import innermost, nbytes
 from copfl.errors import CopflError, WireError, raised_as
 from copfl.experiment import final
@@ -42,6 +41,7 @@ from copfl.federation.server.exchange import Exchange, ServerRound
 from copfl.federation.server.folder import ServerFolder, as_text
 from copfl.federation.server.registry import ANSWER_TIMEOUT
 from copfl.federation.server.secure_exchange import exchange_of
+from copfl.measures.metrics import Metric
 from copfl.wire import Head, Packet
 from copfl.wrappers.privacy import Private
 

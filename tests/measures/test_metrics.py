@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from sklearn import calibration, metrics
 
-from copfl.core.metrics import METRICS, MetricInfo, metric
 from copfl.errors import UsageError
+from copfl.measures.metrics import METRICS, MetricInfo, metric
 
 Floats = NDArray[np.float64]
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.core.survival import concordance, risks, uno_concordance
 from copfl.errors import UsageError, unknown
+from copfl.measures.survival import concordance, risks, uno_concordance
 from copfl.stats import Numbers
 from copfl.tables import interval, with_spread
 

@@ -13,8 +13,10 @@ from statsmodels.duration.hazard_regression import PHReg
 from torch import Tensor, nn
 
 from copfl.core.criteria import Criterion, survival
-from copfl.core.metrics import metric
-from copfl.core.survival import (
+from copfl.core.task import Data, task_of
+from copfl.errors import UsageError
+from copfl.measures.metrics import metric
+from copfl.measures.survival import (
     Curve,
     baseline_hazard,
     brier_scores,
@@ -26,8 +28,6 @@ from copfl.core.survival import (
     uncensored,
     uno_concordance,
 )
-from copfl.core.task import Data, task_of
-from copfl.errors import UsageError
 
 Floats = NDArray[np.float64]
 FIVE = torch.tensor([[1.0, 1.0], [2.0, 1.0], [2.0, 1.0], [3.0, 0.0], [4.0, 1.0]])  # hazards 1 to 5

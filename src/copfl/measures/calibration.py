@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from copfl.core.metrics import CALIBRATION_BINS
+from copfl.measures.metrics import CALIBRATION_BINS
 
 Probabilities = NDArray[np.float64]  # [n, classes]
 Classes = NDArray[Any]  # [n]

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from copfl.core.calibration import calibration_bins, fitted_temperature, frequencies, pooled, tempered
-from copfl.core.metrics import METRICS
+from copfl.measures.calibration import calibration_bins, fitted_temperature, frequencies, pooled, tempered
+from copfl.measures.metrics import METRICS
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

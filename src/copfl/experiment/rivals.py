@@ -3,8 +3,9 @@
 Training calls `rivals_of` after the rounds; a first run trains them on folds.
 """
 
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +19,11 @@ from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, REGRESSION, SURVIVAL
 from copfl.experiment.result import Experiment
 from copfl.measures.metrics import Metric
 from copfl.models import pretrained
+from copfl.rivals import process
 from copfl.rivals.choice import best_of, best_of_sites
 from copfl.rivals.effort import MOST_SITES, Effort, effort_of, effort_of_survival
 from copfl.rivals.paired import gain_interval, is_fast
+from copfl.rivals.process import SiteTask
 from copfl.rivals.records import (
     BOOSTED,
     FOREST,
@@ -312,30 +315,63 @@ def trained_rivals(e: Experiment, plan: RivalPlan) -> TrainedRivals:
     """
     if plan.inputs.how == FEATURES:
         return _train(e, plan)
+    known = _known_as(e, plan)
+    return _trained[known] if known in _trained else _kept(known, _train(e, plan))
+
+
+@contextlib.contextmanager
+def rivals_beside(e: Experiment, plan: RivalPlan, processes: int) -> Iterator[Callable[[], TrainedRivals]]:
+    """Trains the rivals beside what the `with` block does, which gets a function that waits for them.
+
+    Args:
+        e: As of `trained_rivals`.
+        plan: As of `trained_rivals`; not of features.
+        processes: That train them; 0: this one does, when it is asked for them.
+    """
+    known = _known_as(e, plan)
+    if not processes or known in _trained:
+        yield lambda: trained_rivals(e, plan)
+        return
+    tasks = {site: _task_of(e, plan, site) for site in plan.sites}
+    targets = {site: task.rows.y_test for site, task in tasks.items()}
+    with process.beside(tasks, processes) as of_sites:
+        yield lambda: _kept(known, TrainedRivals(of_sites(), targets, _judging(e), plan.inputs, plan.effort))
+
+
+def _known_as(e: Experiment, plan: RivalPlan) -> str:
     named = [metric.name for metric in e.task.metrics]
-    known = json.dumps([e.fingerprints()["samples"], named, e.settings.seed, plan], default=str)
-    if known not in _trained:
-        trained = _train(e, plan)
-        _trained.clear()
-        _trained[known] = trained
-    return _trained[known]
+    return json.dumps([e.fingerprints()["samples"], named, e.settings.seed, plan], default=str)
+
+
+def _kept(known: str, trained: TrainedRivals) -> TrainedRivals:
+    _trained.clear()
+    _trained[known] = trained
+    return trained
 
 
 def _train(e: Experiment, plan: RivalPlan) -> TrainedRivals:
-    inputs, sites, effort = plan
-    task, federation = e.training[:2] if inputs.how == FEATURES else (e.task, e.federation)
-    kind, metrics = task.criterion.kind, judged_by(task.criterion.kind, task.metrics)
     by_site: dict[int, dict[str, Rival]] = {}
     targets: dict[int, Array] = {}
-    for site in sites:
-        splits = (federation.test, *_seen(federation))
-        test, *seen = (tree.row(split.rows([site]), 0) for split in splits)
-        units = [split.units(site) for split in splits[1:]]
-        unit = np.concatenate([u for u in units if u is not None]) if units[0] is not None else None
-        rows = site_rows(inputs, task, seen, test, unit)
-        by_site[site] = site_rivals(rows, kind, task.classes, metrics[0], effort, e.settings.seed)
-        targets[site] = rows.y_test
-    return TrainedRivals(by_site, targets, metrics, inputs, effort)
+    for site in plan.sites:
+        task = _task_of(e, plan, site)
+        by_site[site] = site_rivals(*task)
+        targets[site] = task.rows.y_test
+    return TrainedRivals(by_site, targets, _judging(e), plan.inputs, plan.effort)
+
+
+def _judging(e: Experiment) -> tuple[Metric, ...]:
+    return judged_by(e.task.criterion.kind, e.task.metrics)
+
+
+def _task_of(e: Experiment, plan: RivalPlan, site: int) -> SiteTask:
+    """What the rivals of a site are trained on."""
+    task, federation = e.training[:2] if plan.inputs.how == FEATURES else (e.task, e.federation)
+    splits = (federation.test, *_seen(federation))
+    test, *seen = (tree.row(split.rows([site]), 0) for split in splits)
+    units = [split.units(site) for split in splits[1:]]
+    unit = np.concatenate([u for u in units if u is not None]) if units[0] is not None else None
+    rows = site_rows(plan.inputs, task, seen, test, unit)
+    return SiteTask(rows, task.criterion.kind, task.classes, _judging(e)[0], plan.effort, e.settings.seed)
 
 
 def _values(trained: TrainedRivals, clients: int) -> dict[str, RivalValues]:

@@ -11,10 +11,13 @@ import pytest
 import torch
 
 import copfl
+from copfl.core import tree
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import CLASSIFICATION, REGRESSION, Dataset, Samples
 from copfl.errors import CopflError
+from copfl.experiment import rivals
 from copfl.experiment.first_run import first_run as module
+from copfl.experiment.first_run.file import as_json
 from copfl.experiment.first_run.first_run import is_open
 from copfl.experiment.first_run.folds import folds
 from copfl.experiment.own_models import kinds_of, written
@@ -160,3 +163,25 @@ def test_whoever_chooses_how_to_train_gets_it(layer: dict[str, dict[str, Any]]) 
     data = {"data": {"name": "heart"}}
     assert not is_open(complete(data, layer), [data, layer])
     assert is_open(complete(data), [data])
+
+
+@pytest.mark.usefixtures("quick")
+def test_rivals_that_train_beside_the_methods_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WORTH_A_PROCESS", 1e-3)
+    monkeypatch.setattr(module, "processors", lambda: 3)
+    asked: list[int] = []
+    beside = rivals.rivals_beside
+
+    def watched(e: Any, plan: Any, processes: int) -> Any:
+        asked.append(processes)
+        rivals._trained.clear()  # of the run before
+        return beside(e, plan, processes)
+
+    monkeypatch.setattr(module, "rivals_beside", watched)
+    alone, with_others = (copfl.run(dataset=sites("step"), workers=workers) for workers in (1, 0))
+    assert asked == [0, 2]
+    assert alone.choice is not None
+    assert with_others.choice is not None
+    assert as_json(alone.choice) == as_json(with_others.choice)
+    one, other = (tree.leaves(result.client_model(1)) for result in (alone, with_others))
+    assert all(map(torch.equal, one, other))

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import MULTILABEL, REGRESSION, Dataset
+from copfl.engine.machine import processors
 from copfl.errors import UsageError
 from copfl.experiment import preparation, texts_search
 from copfl.experiment.first_run import losses
@@ -21,7 +22,7 @@ from copfl.experiment.first_run.folds import Folds, folds
 from copfl.experiment.own_models import models_by_client, size_of, written
 from copfl.experiment.preparation import Tell, prepare
 from copfl.experiment.result import Experiment
-from copfl.experiment.rivals import RivalPlan, plan_of, trained_rivals
+from copfl.experiment.rivals import RivalPlan, plan_of, rivals_beside, trained_rivals
 from copfl.experiment.rounds_search import CHOSEN, with_found_rounds
 from copfl.rivals.effort import Effort
 from copfl.rivals.records import CONSTANT, TITLES, Array
@@ -43,6 +44,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 WITHOUT_EXCEPTIONS = ("trees",)  # its trees have a size of their own
 MOST_SLOPES = 300  # features: each site's slopes enter the equations, which then take minutes
+WORTH_A_PROCESS = 2.0  # seconds of training rivals: a process takes one to start
 NETWORK_ROWS = 5_000  # of the federation: a network rarely wins with fewer, and takes most of the time
 Completed = Callable[[Layer], Run]  # the settings with one more layer
 
@@ -144,19 +146,27 @@ def _validated(
         f"alone, by cross-validation: {held_out.number} fold{'s' * (held_out.number > 1)} of {rows:,} training rows, "
         f"about {_seconds(plan, held_out, features, has_network):.0f} s; --algorithm names a method"
     )
-    of_rivals = losses.of_rivals(trained_rivals(alike, plan), alike.federation, samples.kind)
+    runs = {
+        name: completed({"run": {"find_rounds": "off"}, "algorithm": table})
+        for name, table in methods.items()
+    }
     of_rows: dict[str, Losses] = {}
-    candidates: dict[str, Candidate] = {}
-    for name, of_sites in of_rivals.items():
-        of_rows[_alone(name)] = of_sites
-        candidates[_alone(name)] = Candidate(_alone(name), rival=name)
-    for name, table in methods.items():
-        method = completed({"run": {"find_rounds": "off"}, "algorithm": table})
-        try:
-            of_rows[name] = _screened(name, method, of_rows, held_out, samples)
-            candidates[name] = Candidate(name, method)
-        except (UsageError, NotBetter) as error:  # such as more columns than its equations may have
-            left_out[name] = str(error)
+
+    def validate(names: Iterable[str]) -> None:
+        for name in names:
+            try:
+                of_rows[name] = _screened(name, runs[name], of_rows, held_out, samples)
+            except (UsageError, NotBetter) as error:  # such as more columns than its equations may have
+                left_out[name] = str(error)
+
+    quick = [name for name, method in runs.items() if method.run.rounds <= QUICK]
+    with rivals_beside(alike, plan, _processes(run, plan)) as trained:
+        validate(quick)
+        of_rivals = losses.of_rivals(trained(), alike.federation, samples.kind)
+    of_rows |= {_alone(kind): of_sites for kind, of_sites in of_rivals.items()}
+    validate(name for name in runs if name not in quick)  # is compared with all others after the first fold
+    candidates = {name: Candidate(name, method) for name, method in runs.items() if name in of_rows}
+    candidates |= {_alone(kind): Candidate(_alone(kind), rival=kind) for kind in of_rivals}
     ordered = {name: of_rows[name] for name in (CONSTANT, *METHODS, *of_rows) if name in of_rows}
     alone = [name for name, candidate in candidates.items() if candidate.rival]
     choice = chosen(
@@ -168,6 +178,12 @@ def _validated(
         candidates[NETWORK] = Candidate(NETWORK, completed(found))
         choice = with_network(choice, NETWORK, network.by_site)
     return choice, candidates
+
+
+def _processes(run: Run, plan: RivalPlan) -> int:
+    """How many train the rivals beside this process; none where starting one takes longer than what it saves."""
+    allowed = run.run.workers or processors()
+    return min(allowed - 1, int(plan.effort.seconds / WORTH_A_PROCESS))
 
 
 class NotBetter(Exception):

@@ -67,6 +67,13 @@ class Answers(NamedTuple):
     fitted: Fitted  # on all training rows
 
 
+def load() -> None:
+    """Imports what the models are made of, so that they can be read from another process."""
+    import sklearn.ensemble
+    import sklearn.linear_model
+    import sklearn.pipeline  # noqa: F401
+
+
 Fit = Callable[[Any, Array], Fitted]  # of training x and y
 
 

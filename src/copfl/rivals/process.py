@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from copfl.errors import RunError, how_to_set
 from copfl.measures.metrics import Metric
+from copfl.rivals import estimators
 from copfl.rivals.effort import Effort
 from copfl.rivals.records import Rival, SiteRows
 from copfl.rivals.site import site_rivals
@@ -61,6 +62,7 @@ def beside(tasks: Mapping[int, SiteTask], processes: int) -> Iterator[Callable[[
             )
 
         def trained() -> OfSites:
+            estimators.load()  # what the answers are made of, which takes a second or two, while they train
             of_sites: OfSites = {}
             for sites, (child, reply) in zip(parts, started, strict=True):
                 of_sites |= zip(sites, _received(reply.result()[0], child.returncode), strict=True)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -150,21 +150,32 @@ def _validated(
         name: completed({"run": {"find_rounds": "off"}, "algorithm": table})
         for name, table in methods.items()
     }
+    every = range(held_out.number)
+    long = [name for name, method in runs.items() if method.run.rounds > QUICK and len(every) > 1]
     of_rows: dict[str, Losses] = {}
 
-    def validate(names: Iterable[str]) -> None:
-        for name in names:
-            try:
-                of_rows[name] = _screened(name, runs[name], of_rows, held_out, samples)
-            except (UsageError, NotBetter) as error:  # such as more columns than its equations may have
-                left_out[name] = str(error)
+    def validate(name: str, folds: Sequence[int]) -> None:
+        """Adds what a method loses on these folds; one that cannot train is left out."""
+        try:
+            more = losses.of_federation(_with_enough_rounds(runs[name]), held_out, samples, folds)
+        except UsageError as error:  # such as more columns than its equations may have
+            left_out[name] = str(error)
+            of_rows.pop(name, None)
+        else:
+            of_rows[name] = _joined(of_rows[name], more) if name in of_rows else more
 
-    quick = [name for name, method in runs.items() if method.run.rounds <= QUICK]
     with rivals_beside(alike, plan, _processes(run, plan)) as trained:
-        validate(quick)
+        for name in runs:
+            validate(name, every[:1] if name in long else every)
+        network = losses.of_network(run, held_out, samples, every) if has_network else None
         of_rivals = losses.of_rivals(trained(), alike.federation, samples.kind)
     of_rows |= {_alone(kind): of_sites for kind, of_sites in of_rivals.items()}
-    validate(name for name in runs if name not in quick)  # is compared with all others after the first fold
+    for name in filter(of_rows.__contains__, long):
+        if _is_best(name, of_rows, is_rmse):
+            validate(name, every[1:])
+        else:
+            del of_rows[name]
+            left_out[name] = "it is not the best one on the first fold"
     candidates = {name: Candidate(name, method) for name, method in runs.items() if name in of_rows}
     candidates |= {_alone(kind): Candidate(_alone(kind), rival=kind) for kind in of_rivals}
     ordered = {name: of_rows[name] for name in (CONSTANT, *METHODS, *of_rows) if name in of_rows}
@@ -172,8 +183,7 @@ def _validated(
     choice = chosen(
         ordered, is_rmse, held_out.number, left_out, alone=alone, without_exceptions=WITHOUT_EXCEPTIONS
     )
-    if has_network:
-        network = losses.of_network(run, held_out, samples, range(held_out.number))
+    if network is not None:
         found = {"run": {"find_rounds": "done", "rounds": network.rounds}}
         candidates[NETWORK] = Candidate(NETWORK, completed(found))
         choice = with_network(choice, NETWORK, network.by_site)
@@ -186,30 +196,31 @@ def _processes(run: Run, plan: RivalPlan) -> int:
     return min(allowed - 1, int(plan.effort.seconds / WORTH_A_PROCESS))
 
 
-class NotBetter(Exception):
-    """A method that takes long is not better on the first fold."""
+def _with_enough_rounds(run: Run) -> Run:
+    if run.run.rounds > QUICK:
+        return run
+    return dataclasses.replace(run, run=dataclasses.replace(run.run, rounds=min(run.run.rounds, ENOUGH)))
 
 
-def _screened(
-    name: str, run: Run, others: dict[str, Losses], held_out: Folds, samples: Dataset
-) -> list[Array]:
-    """The losses of a method; of one that takes long only if it is the best one on the first fold."""
-    every = range(held_out.number)
-    if run.run.rounds <= QUICK:
-        enough = dataclasses.replace(run.run, rounds=min(run.run.rounds, ENOUGH))
-        return losses.of_federation(dataclasses.replace(run, run=enough), held_out, samples, every)
-    first = losses.of_federation(run, held_out, samples, every[:1])
-    if held_out.number == 1:
-        return first
-    is_known = [~np.isnan(own) for own in first]
-    on_first = {
-        name: [np.where(known, own, np.nan) for known, own in zip(is_known, of_sites, strict=True)]
-        for name, of_sites in {**others, name: first}.items()
-    }
-    if chosen(on_first, samples.kind == REGRESSION, 1, alone=()).federation != name:
-        raise NotBetter("it is not the best one on the first fold")
-    rest = losses.of_federation(run, held_out, samples, every[1:])
+def _joined(first: Losses, rest: Losses) -> list[Array]:
+    """The losses on two sets of folds."""
     return [np.where(np.isnan(own), more, own) for own, more in zip(first, rest, strict=True)]
+
+
+def _is_best(name: str, of_rows: Mapping[str, Losses], is_rmse: bool) -> bool:
+    """Whether a method is the best one on the rows on which it has losses; of equals another one is.
+
+    Args:
+        name: Of the method.
+        of_rows: The losses of all candidates.
+        is_rmse: As of `chosen`.
+    """
+    is_known = [~np.isnan(own) for own in of_rows[name]]
+    on_these = {
+        other: [np.where(known, own, np.nan) for known, own in zip(is_known, of_sites, strict=True)]
+        for other, of_sites in sorted(of_rows.items(), key=lambda item: item[0] == name)
+    }
+    return chosen(on_these, is_rmse, 1, alone=()).federation == name
 
 
 def _alone(kind: str) -> str:

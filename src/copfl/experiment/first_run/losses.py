@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,17 +16,22 @@ from copfl.core import tree
 from copfl.core.evaluation import predicted
 from copfl.data.clients.federation import FederatedData
 from copfl.data.samples import REGRESSION, Dataset
+from copfl.engine.autotune import MAX_CLIENTS
+from copfl.engine.seed_batching import can_batch, run_batched
+from copfl.engine.simulate import Executor
 from copfl.experiment.first_run.folds import Folds
 from copfl.experiment.models.client_models import InMemory
 from copfl.experiment.preparation import prepare
 from copfl.experiment.result import Experiment
 from copfl.experiment.rivals import TrainedRivals
 from copfl.experiment.rounds_search import PATIENCE, LossByRound
-from copfl.experiment.training import rounds_left
+from copfl.experiment.training import rounds_left, simulation_of
 from copfl.measures.metrics import surprises
 from copfl.rivals.records import Array
 from copfl.settings.schema import Run
 from copfl.stats import Numbers, mean_of_known
+
+MOST_PADDING = 4  # rows of the batch of all folds, padded to the largest client, for each row that there is
 
 
 def of_rows(answers: Array, y: Array, kind: str) -> Array:
@@ -68,11 +74,9 @@ def of_federation(run: Run, folds: Folds, samples: Dataset, held_out: Iterable[i
         held_out: The folds; rows of others have nan.
     """
     losses = [np.full(len(rows), np.nan) for rows in folds.whole.train]
-    for fold in held_out:
-        e, models = experiment_of(run, folds, samples, fold, eval_every=run.run.rounds), InMemory()
-        with contextlib.ExitStack() as stack:
-            for _ in stack.enter_context(contextlib.closing(rounds_left(e, stack, models=models))):
-                pass
+    numbers = list(held_out)
+    experiments = [experiment_of(run, folds, samples, fold, eval_every=run.run.rounds) for fold in numbers]
+    for fold, e, models in zip(numbers, experiments, _trained(experiments), strict=True):
         task = e.training.task
         for site, of_site in enumerate(losses):
             if (client_model := models.get(site)) is None or not (
@@ -86,6 +90,27 @@ def of_federation(run: Run, folds: Folds, samples: Dataset, held_out: Iterable[i
     return losses
 
 
+def _trained(experiments: Sequence[Experiment]) -> list[InMemory]:
+    """The models of each experiment; of small and similar clients, those of all folds train as one batch."""
+    models = [InMemory() for _ in experiments]
+
+    def train(n: int, executor: Executor | None = None) -> None:
+        with contextlib.ExitStack() as stack:
+            loop = rounds_left(experiments[n], stack, executor=executor, models=models[n])
+            for _ in stack.enter_context(contextlib.closing(loop)):
+                pass
+
+    simulations = [simulation_of(e) for e in experiments]
+    sizes = experiments[0].training.federation.train.sizes
+    is_even = len(sizes) * sizes.max() <= MOST_PADDING * sizes.sum()
+    if len(experiments) > 1 and is_even and can_batch(simulations):
+        run_batched(simulations, [partial(train, n) for n in range(len(experiments))])
+    else:
+        for n in range(len(experiments)):
+            train(n)
+    return models
+
+
 def experiment_of(run: Run, folds: Folds, samples: Dataset, fold: int, eval_every: int = 1) -> Experiment:
     """The run on the other folds, with a fold for testing.
 
@@ -96,6 +121,7 @@ def experiment_of(run: Run, folds: Folds, samples: Dataset, fold: int, eval_ever
         fold: The number of the one that is tested on.
         eval_every: Rounds between evaluations.
     """
+    of_all_folds = len(folds.of) * folds.number
     settings = dataclasses.replace(
         run.run,
         find_rounds="off",
@@ -105,6 +131,7 @@ def experiment_of(run: Run, folds: Folds, samples: Dataset, fold: int, eval_ever
         eval_every=eval_every,
         workers=1,
         engine="vmap" if run.run.engine == "auto" else run.run.engine,
+        chunk=run.run.chunk or (of_all_folds if of_all_folds <= MAX_CLIENTS["cpu"] else 0),
     )
     partition = dataclasses.replace(run.partition, value=folds.partition(fold))
     data = dataclasses.replace(run.data, value=samples)

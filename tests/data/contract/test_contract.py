@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,18 @@ def test_data_that_fit(tmp_path: Path) -> None:
     }
 
 
+def test_dates_fit_as_a_spreadsheet_writes_them(tmp_path: Path) -> None:
+    """No model learns from them; the column that says when a row was must be readable, too."""
+    path = write(tmp_path / "site.csv", admitted=lambda n: f"{1 + n % 28}.3.2021")
+    assert check(AGREED, path).fits
+    timed = dataclasses.replace(AGREED, columns=AGREED.columns[:4], time="admitted")
+    assert check(timed, path).fits
+    unclear = write(tmp_path / "site.csv", admitted=lambda n: f"{1 + n % 12:02d}/03/2021")
+    assert check(AGREED, unclear).fits
+    (problem,) = check(timed, unclear).problems
+    assert "no number above 12 says whether the day or the month comes first" in problem
+
+
 @pytest.mark.parametrize(
     ("change", "what", "text"),
     [
@@ -246,7 +259,11 @@ def test_data_that_fit(tmp_path: Path) -> None:
         ({"age": lambda n: f'"{20 + n},5"'}, "decimal_commas", "write 1.5, not 1,5"),
         ({"age": lambda n: f"{1 + n % 28}.03.1961"}, "dates", '"age" has dates as text'),
         ({"ward": lambda n: f"2021-03-{1 + n % 28:02d}"}, "dates", '"ward" has dates as text'),
-        ({"admitted": lambda n: f"{1 + n % 28}.3.2021"}, "dates", "are written 2021-03-31"),
+        (
+            {"admitted": lambda n: f"week {1 + n % 28}"},
+            "dates",
+            "the contract has dates there, such as 2021-03-31",
+        ),
         ({"sodium": lambda n: (134 + n % 13) * 10}, "unit", '"sodium" is 10 times what it is'),
         ({"sodium": lambda n: (134 + n % 13) * 1000}, "unit", '"sodium" is 1,000 times what it is'),
         ({"sodium": lambda n: (134 + n % 13) / 1000}, "unit", '"sodium" is 1/1,000 of what it is'),

@@ -24,8 +24,8 @@ from copfl.data.contract.contract import (
 )
 from copfl.data.contract.statistics import SMALLEST_COUNT, SMALLEST_DEVIATION, counts_of, may_leave
 from copfl.data.samples import CLASSIFICATION, MULTILABEL
-from copfl.data.tables.columns import DATES, DataTable, column_of, floats, is_number, words
 from copfl.data.tables.columns import Column as Cells
+from copfl.data.tables.columns import DataTable, are_dates, column_of, floats, is_number, words
 from copfl.data.tables.encoders import MOST_CATEGORIES
 from copfl.data.tables.files import first_names, read_table
 from copfl.data.tables.tables import FEWEST_ROWS, MOST_REPEATED, from_tables, names_of, numbers_of
@@ -140,7 +140,7 @@ def _type(name: str, cells: Cells, as_category: bool) -> str:
         return CATEGORY
     if is_number(cells) or numbers_of(name, cells) is not None:
         return NUMBER
-    if all(DATES.fullmatch(value) for value in values):
+    if are_dates(cells):
         return DATE
     rows = len(cells)
     is_free = rows >= FEWEST_ROWS and rows < MOST_REPEATED * len(values)

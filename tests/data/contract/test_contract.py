@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from copfl.data.contract.contract import Column, Contract
 from copfl.data.contract.draft import draft
 from copfl.data.contract.file import read_contract, write_contract, written
 from copfl.data.sets.datasets import load
-from copfl.errors import CopflError, DataError, UsageError
+from copfl.errors import CopflError, CopflWarning, DataError, UsageError
 
 AGREED = Contract(
     missing="fill",
@@ -199,6 +200,38 @@ def test_a_draft_has_no_value_of_a_row(tmp_path: Path) -> None:
     assert with_means.columns[0].mean == pytest.approx(np.mean(np.arange(20, 80)))
     open_draft = draft(path, target="outcome", leave_open=True)
     assert [column.name for column in open_draft.open] == ["age", "sodium", "ward", "outcome"]
+
+
+@pytest.mark.parametrize("name", ["patient_id", "PID", "Fallnummer", "mrn"])
+def test_a_draft_has_no_number_of_a_patient(tmp_path: Path, name: str) -> None:
+    """Neither as a number nor as categories nor as a text, and the owner hears it."""
+    makes: list[Any] = [lambda n: 4_000_000 + n, lambda n: f"P-{n}", lambda n: f"P-{n // 2}"]
+    for make in makes:
+        path = write(tmp_path / "north.csv", **{name: make}, age=lambda n: 20 + n % 31)
+        with pytest.warns(
+            CopflWarning, match=f'"{name}" is left out of the contract, as it looks like a number'
+        ):
+            made = draft(path, target="outcome", smallest=1)
+        assert name not in [column.name for column in made.columns]
+        assert "P-" not in written(made)
+        assert "4000000" not in written(made)
+        kept = draft(path, target="outcome", categories=name)  # somebody said so
+        assert name in [column.name for column in kept.columns]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            draft(path, target="outcome", drop=name)
+            draft(path, target="outcome", group=name)
+
+
+def test_a_draft_asks_about_numbers_that_all_differ(tmp_path: Path) -> None:
+    path = write(tmp_path / "north.csv", chip=lambda n: 7000 + n, age=lambda n: 20 + n % 31)
+    with pytest.warns(CopflWarning, match=r'"chip" has another whole number in each row; .* --drop chip'):
+        made = draft(path, target="outcome")
+    assert "chip" in [column.name for column in made.columns]
+    only = tmp_path / "only.csv"
+    only.write_text("mrn,ill\n" + "".join(f"{n},{n % 2}\n" for n in range(20)))
+    with pytest.warns(CopflWarning), pytest.raises(DataError, match="no column is left to learn from"):
+        draft(only, target="ill")
 
 
 def test_a_draft_is_of_a_table(tmp_path: Path) -> None:

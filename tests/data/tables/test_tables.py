@@ -496,14 +496,16 @@ def test_a_column_that_may_be_an_identifier_is_named() -> None:
         "ward": ["east", "west", "north"] * 20,
         "ill": [n % 2 for n in range(60)],
     }
-    note = tables.from_tables([DataTable.of(rows)], "visits", target="ill").note
-    assert "patient: few rows share a value; leave out" in note
-    assert "data_options={'drop': 'patient'}" in note
+    rows["chip"] = rows["patient"]
+    data = tables.from_tables([DataTable.of(rows)], "visits", target="ill")
+    assert "chip: few rows share a value; leave out" in data.note
+    assert "data_options={'drop': 'chip'}" in data.note
+    assert any('"patient" looks like a number of patients' in warning for warning in data.warnings)
     with on_command_line():
         note = tables.from_tables([DataTable.of(rows)], "visits", target="ill").note
-    assert "--set data.drop=patient" in note
+    assert "--set data.drop=chip" in note
     assert not re.search(r"age[^;]*: few rows", note)
-    without = tables.from_tables([DataTable.of(rows)], "visits", target="ill", drop="patient,day")
+    without = tables.from_tables([DataTable.of(rows)], "visits", target="ill", drop="patient,chip,day")
     assert "few rows share" not in without.note
 
 

@@ -32,6 +32,7 @@ from copfl.data.tables.columns import (
     coded,
     column_of,
     floats,
+    is_number,
     joined,
     not_numbers,
     present,
@@ -39,7 +40,7 @@ from copfl.data.tables.columns import (
     times_of,
     words,
 )
-from copfl.data.tables.doubts import Doubts, doubts_of, group_columns, site_column
+from copfl.data.tables.doubts import Doubts, doubts_of, group_columns, identifiers, site_column
 from copfl.data.tables.encoders import Encoder, TableInfo, encoded, encoder, unknown_categories
 from copfl.data.tables.files import LINES, READ_AS_MISSING, first_names, read_table
 from copfl.data.targets import LARGEST_NUMBER, MOST_AMBIGUOUS
@@ -208,14 +209,13 @@ def from_tables(
     # Where encoders are agreed, the owner of the table has checked it against the contract.
     doubts = Doubts([], []) if encoders else doubts_of(tables, numbered, samples.info, are_all_rows)
     warnings = [*data.warnings, *doubts.warnings]
-    if not roles.clients and not encoders:
-        columns = spare or {column.name: tables[0].columns[column.name] for column in samples.info.columns}
-        site = site_column(DataTable(columns))
-        warnings = [*([] if site is None else [site.text]), *warnings]
-    if roles.clients and not roles.groups and not roles.texts and not encoders:
+    if not encoders:
         learned = DataTable({column.name: tables[0].columns[column.name] for column in samples.info.columns})
-        patients = group_columns(learned, tables[0].columns[roles.clients[0]])
-        warnings = [*(patient.text for patient in patients), *warnings]
+        of_sites = tables[0].columns[roles.clients[0]] if roles.clients else None
+        warnings = [
+            *_about_names(learned, DataTable(spare) if spare else learned, of_sites, roles),
+            *warnings,
+        ]
     warnings = [*about_dates, *warnings]
     about_rows = (*missing_notes, *about_target, *about_stretches, *samples.notes, *doubts.notes)
     note = "; ".join(filter(None, (data.note, *notes, *about_rows)))
@@ -538,6 +538,22 @@ def numbers_of(name: str, column: Column) -> Column | None:
     return numbers
 
 
+def _about_names(learned: DataTable, named: DataTable, site: Column | None, roles: _Roles) -> list[str]:
+    """Warnings of columns that look like a site, or like the number of a patient.
+
+    Args:
+        learned: The columns to learn from.
+        named: The same, or those beside a text.
+        site: Of each row; None: no column was named as the client.
+        roles: What the columns are for.
+    """
+    found = [one for one in [site_column(named) if site is None else None] if one is not None]
+    patients = [] if site is None or roles.groups or roles.texts else group_columns(learned, site)
+    known = {*(one.column for one in found), *(one.column for one in patients)}
+    numbers = [one for one in identifiers(learned) if one.column not in known]
+    return [*(one.text for one in found), *(one.text for one in patients), *(one.text for one in numbers)]
+
+
 def _about_dates(name: str, column: Column) -> str:
     """What a column is that no model learns from, and what its owner can do."""
     return (
@@ -593,9 +609,10 @@ def _doubtful(encoders: Sequence[Encoder], table: DataTable) -> list[str]:
     signs = [e.name for e in encoders if _are_signed(e.categories)]
     rare = [e for e in encoders if e.name not in signs and _is_rare(e, table)]
     sentences = [e.name for e in rare if e.categories and _words(e.categories) > MOST_WORDS]
-    identifiers = [e.name for e in rare if e.name not in sentences]
+    numbered = {one.column for one in identifiers(table)}  # a warning says it of these
+    unlike = [e.name for e in rare if e.name not in (*sentences, *numbered)]
     notes = []
-    if names := ",".join(identifiers):
+    if names := ",".join(unlike):
         leave_out = f"leave out identifiers with {how_to_set('data.drop', names)}"
         notes.append(f"{names}: few rows share a value; {leave_out}")
     if names := ",".join(signs):
@@ -625,8 +642,15 @@ def _is_rare(column: Encoder, table: DataTable) -> bool:
     """Whether few rows share a text, or all have different whole numbers."""
     if column.categories:
         return len(table) < MOST_REPEATED * len(column.categories)
-    numbers = floats(table.columns[column.name])
-    return bool((numbers == np.round(numbers)).all()) and len(np.unique(numbers)) == len(table)
+    return all_differ(table.columns[column.name])
+
+
+def all_differ(column: Column) -> bool:
+    """Whether a column has another whole number in each row, of rows enough to tell."""
+    if len(column) < FEWEST_ROWS or not is_number(column):
+        return False
+    numbers = floats(column)
+    return bool((numbers == np.round(numbers)).all()) and len(np.unique(numbers)) == len(numbers)
 
 
 def _words(texts: Sequence[str]) -> float:

@@ -59,7 +59,7 @@ def test_the_page_opens_with_who_gains_and_what_it_cost(runs: dict[str, Path]) -
     assert str(page.of_runs([run])[0]).endswith("the run did not train them alone as a baseline.")
     alone = run.final("accuracy") - np.array([0.1, 0.05, 0.0, -0.02])
     measured = dataclasses.replace(run, analysis=Analysis(alone, Cross([0], np.ones((1, 1))), UNKNOWN))
-    who, first, cost = map(str, page.of_runs([measured]))
+    first, who, cost = map(str, page.of_runs([measured]))
     assert first.startswith("2 of 4 clients gain over training alone. Mean gain: +3.2 points (95 % interval")
     assert "not" not in first or "no gain is distinguishable" in first
     least, most = min(run.sizes[1]), max(run.sizes[1])
@@ -75,7 +75,7 @@ def test_the_page_opens_with_who_gains_and_what_it_cost(runs: dict[str, Path]) -
     assert (
         "No useful gain is shown: always answering a client's most frequent class, or mean value, in training gives "
         "accuracy 94.0 %; the personal models compared with it: -"
-    ) in str(page.of_runs([skewed])[1])
+    ) in str(page.of_runs([skewed])[0])
     html = document.render(page.document_of([measured]))
     assert html.index('id="part-conclusion"') < html.index('class="plot"')
     assert len(html) < 300_000  # the limit is 2 MB
@@ -389,7 +389,7 @@ def test_of_one_client_there_is_no_interval(runs: dict[str, Path]) -> None:
     alone = np.full(4, np.nan)
     alone[1] = run.final("accuracy")[1] + 0.022
     measured = dataclasses.replace(run, analysis=Analysis(alone, Cross([0], np.ones((1, 1))), UNKNOWN))
-    first = str(page.of_runs([measured])[1])
+    first = str(page.of_runs([measured])[0])
     assert "Mean gain: -2.2 points (95 % interval over clients: no interval, as there is one client)" in first
     assert "no gain is distinguishable" in first
 

@@ -305,8 +305,9 @@ def of_runs(runs: Runs) -> list[str | tuple[str, ...]]:
     if len(runs) == 1:
         (run,) = runs
         lead, lines = _of_sites(run)
-        sites = [lead, tuple(lines)] if lines else [lead] if lead else _most_and_least(run)
-        return [*_rivals(run), *sites, *_gain(run), f"Cost: {_cost(run)}."]
+        sites = [lead, tuple(lines)] if lines else [lead] if lead else []
+        without = [] if lead else _most_and_least(run)
+        return [*_rivals(run), *sites, *_gain(run), *without, f"Cost: {_cost(run)}."]
     measured = [run for run in runs if run.algorithm != "local" and run.gains is not None]
     gains = [f"{run.label}: {' '.join([*_gain(run), *_rivals(run)])}" for run in measured]
     costs = "; ".join(f"{run.label}: {_cost(run)}" for run in runs)

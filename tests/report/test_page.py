@@ -66,8 +66,8 @@ def test_the_page_opens_with_who_gains_and_what_it_cost(runs: dict[str, Path]) -
     samples = f"{least} test samples" if least == most else f"{least} to {most} test samples"
     assert who == (
         "Largest gains over training alone: client 0 +10.0, client 1 +5.0. No gain: client 3 -2.0, client 2 +0.0. "
-        f"A single client's gain is measured on {samples}: one sample more or less is {100 / least:.1f} points, and "
-        "has no interval here: it may be chance."
+        f"A single client's gain has no interval here and may be chance: it is measured on {samples}, where one more "
+        f"or less is {100 / least:.1f} points."
     )
     assert re.fullmatch(r"Cost: 5 rounds in \d+:\d\d, .* up and .* down per client and round.", cost)
     constant = np.array([0.94, *[np.nan] * 3])

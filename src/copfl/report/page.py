@@ -351,10 +351,10 @@ def _most_and_least(run: RunData) -> list[str]:
     fewest, largest = (end(tested[n] for n in order) for end in (min, max))
     samples = f"{fewest} test samples" if fewest == largest else f"{fewest} to {largest} test samples"
     one = (
-        f": one sample more or less is {100 / fewest:.1f} points" if run.primary.name == ACCURACY.name else ""
+        f", where one more or less is {100 / fewest:.1f} points" if run.primary.name == ACCURACY.name else ""
     )
     doubt = (
-        f"A single client's gain is measured on {samples}{one}, and has no interval here: it may be chance."
+        f"A single client's gain has no interval here and may be chance: it is measured on {samples}{one}."
     )
     return [" ".join([*texts, *([] if least else ["Every client gains."]), doubt])]
 

@@ -279,3 +279,54 @@ def test_the_conclusion_by_hand() -> None:
         one
         == "The personal models are 10.0 points better than a random forest that each client trains alone."
     )
+
+
+def test_each_site_has_a_sentence_by_hand() -> None:
+    """Better, worse, alike, without an interval, and below the constant answer; a site without a model has none."""
+    bounds = [
+        Interval(0.017, 0.061),
+        Interval(-0.3, -0.1),
+        Interval(-0.1, 0.1),
+        Interval(-np.inf, np.inf),
+        Interval(0, 0),
+    ]
+    best = [0.6, 0.9, 0.7, 0.6, 0.5]
+    rivals = by_hand([*best, 0.5], [0.5, 0.5, 0.75, 0.5, 0.5, 0.5], [*bounds, Interval(0.1, 0.2)])
+    personal, names = (
+        np.array([0.639, 0.7, 0.7, 0.7, 0.5, np.nan]),
+        ["north", "south", "x", "one", "y", "bad"],
+    )
+    lead, lines = of_rivals.of_sites(rivals, personal, names, [61, 20, 30, 1, 9, 9])
+    assert lead == (
+        "Client by client, its model against a random forest that it trains alone, with the 95 % interval over its own "
+        "test rows:"
+    )
+    assert lines == [
+        "North: better with the others: +3.9 points [+1.7, +6.1] on its 61 test rows",
+        "South: worse with the others: -20.0 points [-30.0, -10.0] on its 20 test rows; it should keep a random forest "
+        "of its own",
+        "X: cannot be told apart: +0.0 points [-10.0, +10.0] on its 30 test rows; the constant answer is 5.0 points "
+        "better than its model",
+        "One: not judged, as there is no interval: +10.0 points on its 1 test row",
+        "Y: cannot be told apart: equally good on each of its 9 test rows",
+    ]
+    assert of_rivals.of_sites(rivals, np.full(6, np.nan), names, [1] * 6) == ("", [])
+
+
+def test_many_sites_are_counted_and_those_that_lose_are_named() -> None:
+    better, worse, alike, unknown = (0.1, 0.2), (-0.2, -0.1), (-0.1, 0.1), (-np.inf, np.inf)
+    bounds = [Interval(*one) for one in (*[better] * 7, *[worse] * 2, *[alike] * 31)]
+    rivals, names = by_hand([0.6] * 40, [0.5] * 40, bounds), [f"s{n}" for n in range(40)]
+    lead, lines = of_rivals.of_sites(rivals, np.full(40, 0.6), names, [20] * 40)
+    assert not lines
+    assert lead == (
+        "Client by client, its model against a random forest that it trains alone: 7 of 40 better, 2 worse (s7, s8), "
+        "31 cannot be told apart. By the 95 % interval over each client's own test rows. Where models are equally "
+        "good, about 1 in 20 is called better or worse by chance."
+    )
+    rivals = by_hand([0.6] * 13, [0.5] * 13, [Interval(*alike)] * 12 + [Interval(*unknown)])
+    lead, _ = of_rivals.of_sites(rivals, np.full(13, 0.6), names, [20] * 13)
+    assert (
+        ": 0 of 13 better, 0 worse, 12 cannot be told apart, 1 not judged, as there is no interval. By"
+        in lead
+    )

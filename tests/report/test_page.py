@@ -20,6 +20,8 @@ from copfl.charts import Dots, Heat, Line, Lines
 from copfl.experiment.analysis.gains import Analysis, Cross
 from copfl.measures.metrics import ACCURACY
 from copfl.report import comparison_page, document, page, run_charts, run_data
+from copfl.rivals.records import CONSTANT, LINEAR, Rivals, RivalValues
+from copfl.stats import Interval
 from tests.commands import called
 from tests.report.hostile import NAME, assert_harmless
 from tests.slow import SLOW
@@ -54,23 +56,59 @@ def test_the_page_of_one_run_has_a_figure_and_a_table_for_every_question(
 
 def test_the_page_opens_with_who_gains_and_what_it_cost(runs: dict[str, Path]) -> None:
     (run,) = run_data.read_all([runs["copfl"]])
-    assert page.of_runs([run])[0].endswith("the run did not train them alone as a baseline.")
+    assert str(page.of_runs([run])[0]).endswith("the run did not train them alone as a baseline.")
     alone = run.final("accuracy") - np.array([0.1, 0.05, 0.0, -0.02])
     measured = dataclasses.replace(run, analysis=Analysis(alone, Cross([0], np.ones((1, 1))), UNKNOWN))
-    first, who, cost = page.of_runs([measured])
+    first, who, cost = map(str, page.of_runs([measured]))
     assert first.startswith("2 of 4 clients gain over training alone. Mean gain: +3.2 points (95 % interval")
     assert "not" not in first or "no gain is distinguishable" in first
-    assert who == "Largest gains: client 0 +10.0, client 1 +5.0. No gain: client 3 -2.0, client 2 +0.0."
+    least, most = min(run.sizes[1]), max(run.sizes[1])
+    samples = f"{least} test samples" if least == most else f"{least} to {most} test samples"
+    assert who == (
+        "Largest gains over training alone: client 0 +10.0, client 1 +5.0. No gain: client 3 -2.0, client 2 +0.0. "
+        f"A single client's gain has no interval here and may be chance: it is measured on {samples}, where one more "
+        f"or less is {100 / least:.1f} points."
+    )
     assert re.fullmatch(r"Cost: 5 rounds in \d+:\d\d, .* up and .* down per client and round.", cost)
     constant = np.array([0.94, *[np.nan] * 3])
     skewed = dataclasses.replace(run, analysis=Analysis(alone, Cross([0], np.ones((1, 1))), constant))
     assert (
         "No useful gain is shown: always answering a client's most frequent class, or mean value, in training gives "
         "accuracy 94.0 %; the personal models compared with it: -"
-    ) in page.of_runs([skewed])[0]
+    ) in str(page.of_runs([skewed])[0])
     html = document.render(page.document_of([measured]))
     assert html.index('id="part-conclusion"') < html.index('class="plot"')
     assert len(html) < 300_000  # the limit is 2 MB
+
+
+def test_the_verdict_of_each_client_stands_before_the_mean_gain(runs: dict[str, Path]) -> None:
+    """In a list, with its interval; the largest gains, which have none, are not named then."""
+    (run,) = run_data.read_all([runs["copfl"]])
+    values = {CONSTANT: np.full(4, 0.1), LINEAR: run.final("accuracy") - 0.1}
+    bounds = (Interval(0.05, 0.15), Interval(-0.1, 0.3), Interval(0.05, 0.15), Interval(-0.1, 0.3))
+    rivals = Rivals(
+        (ACCURACY,),
+        {name: RivalValues(of, {"accuracy": of}) for name, of in values.items()},
+        LINEAR,
+        (LINEAR,) * 4,
+        interval=bounds,
+    )
+    analysis = Analysis(values[LINEAR], Cross([0], np.ones((1, 1))), UNKNOWN)
+    judged = dataclasses.replace(run, rivals=rivals, analysis=analysis)
+    against, lead, verdicts, gain, cost = page.of_runs([judged])
+    assert str(against).startswith("The personal models are 10.0 points [")
+    assert str(lead).startswith("Client by client, its model against a linear model that it trains alone")
+    assert isinstance(verdicts, tuple)
+    rows = run.sizes[1]
+    assert verdicts[0] == (
+        f"Client 0: better with the others: +10.0 points [+5.0, +15.0] on its {rows[0]} test rows"
+    )
+    assert len(verdicts) == 4
+    assert str(gain).startswith("4 of 4 clients gain over training alone.")
+    assert str(cost).startswith("Cost: ")
+    html = document.render(page.document_of([judged]))
+    assert f"<ul><li>{verdicts[0]}</li><li>" in html
+    assert "Largest gains" not in html
 
 
 def test_damaged_numbers_are_gaps_and_do_not_end_the_report(runs: dict[str, Path]) -> None:
@@ -351,7 +389,7 @@ def test_of_one_client_there_is_no_interval(runs: dict[str, Path]) -> None:
     alone = np.full(4, np.nan)
     alone[1] = run.final("accuracy")[1] + 0.022
     measured = dataclasses.replace(run, analysis=Analysis(alone, Cross([0], np.ones((1, 1))), UNKNOWN))
-    first = page.of_runs([measured])[0]
+    first = str(page.of_runs([measured])[0])
     assert "Mean gain: -2.2 points (95 % interval over clients: no interval, as there is one client)" in first
     assert "no gain is distinguishable" in first
 

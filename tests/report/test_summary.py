@@ -126,6 +126,10 @@ def test_the_columns_of_rivals_leave_the_numbers_whole(monkeypatch: pytest.Monke
     out = Terminal()
     summary.show(result, out)
     table = out.getvalue().partition("mean")[0]
+    said = out.getvalue().splitlines()
+    assert sum(line.startswith(("- 0: ", "- 1: ")) for line in said) == 2  # each client's verdict
+    assert "its own test rows:" in " ".join(said)
+    assert max(map(len, said[said.index(next(line for line in said if line.startswith("- 0: "))) :])) <= width
     assert "…" not in table
     assert max(map(len, table.splitlines())) <= width
     assert result.rivals is not None

@@ -219,9 +219,8 @@ def choose(
     if as_json:
         print((choice.folder / "ranking.json").read_text("utf-8"))
     elif not quiet:
-        tested = f"\nTested: {choice.tested}" if choice.tested else ""
         further = f"go on with `copfl run -c {choice.folder / 'run.toml'}`"
-        print(f"{choice}{tested}\n\nFolder: {choice.folder}; {further}")
+        print(f"{choice}\n\nFolder: {choice.folder}; {further}")
 
 
 def _start_early(line: Tables, jobs: int | None, on: str | None) -> None:

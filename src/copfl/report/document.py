@@ -54,7 +54,7 @@ class Document(NamedTuple):
 
     title: str
     subtitle: str
-    conclusion: Sequence[str]  # paragraphs
+    conclusion: Sequence[str | tuple[str, ...]]  # paragraphs, and lists
     tiles: Sequence[tuple[str, str, str]]  # what, its value, a remark
     tables: Sequence[Table]  # results that the conclusion refers to
     notes: Sequence[str]

@@ -300,18 +300,22 @@ def _command(text: str) -> str:
 # What a report says first: who gains, what it cost, and which differences are distinguishable
 
 
-def of_runs(runs: Runs) -> list[str]:
-    """The paragraphs above everything else."""
+def of_runs(runs: Runs) -> list[str | tuple[str, ...]]:
+    """The paragraphs and lists above everything else."""
     if len(runs) == 1:
-        return [*_gain(runs[0]), *_rivals(runs[0]), f"Cost: {_cost(runs[0])}."]
+        (run,) = runs
+        lead, lines = _of_sites(run)
+        sites = [lead, tuple(lines)] if lines else [lead] if lead else []
+        without = [] if lead else _most_and_least(run)
+        return [*_rivals(run), *sites, *_gain(run), *without, f"Cost: {_cost(run)}."]
     measured = [run for run in runs if run.algorithm != "local" and run.gains is not None]
-    gains = [f"{run.label}: {' '.join([_gain(run)[0], *_rivals(run)])}" for run in measured]
+    gains = [f"{run.label}: {' '.join([*_gain(run), *_rivals(run)])}" for run in measured]
     costs = "; ".join(f"{run.label}: {_cost(run)}" for run in runs)
     return [*_compared(runs), *gains, f"Cost. {costs}."]
 
 
 def _gain(run: RunData) -> list[str]:
-    """Who gains over training alone, and who does not."""
+    """How many gain over training alone, and how much."""
     gains, metric = run.gains, run.primary
     if gains is None:
         mean = _mean(run.final(metric.name), metric)
@@ -322,22 +326,45 @@ def _gain(run: RunData) -> list[str]:
             "the run did not train them alone as a baseline."
         ]
     known = np.flatnonzero(~np.isnan(gains.gain))
-    order = sorted(map(int, known), key=lambda n: -float(gains.gain[n]))
-    most = [n for n in order if gains.gain[n] > EQUAL]
-    least = [n for n in reversed(order) if gains.gain[n] <= EQUAL]
     pair = Paired("", gains.gain[known], metric)
     verdict = " On average, no gain is distinguishable." * (pair.verdict == "not distinguishable")
     if constant := constant_text(gains):
         over_constant = Paired("", gains.over_constant[~np.isnan(gains.over_constant)], metric)
         difference = f"{_points(over_constant)} ({over_constant.bounds})"
         verdict = f" No useful gain is shown: {constant}; the personal models compared with it: {difference}."
-    first = (
-        f"{len(most)} of {len(known)} clients gain over training alone. Mean gain: {_points(pair)} "
-        f"({OVER_CLIENTS}: {pair.bounds}).{verdict}"
-    )
-    named = [("Largest gains", most), ("No gain", least)]
+    return [
+        f"{round(gains.share * len(known))} of {len(known)} clients gain over training alone. Mean gain: "
+        f"{_points(pair)} ({OVER_CLIENTS}: {pair.bounds}).{verdict}"
+    ]
+
+
+def _most_and_least(run: RunData) -> list[str]:
+    """Who gains most over training alone, and who does not, where there is no interval of a single client."""
+    if run.gains is None:
+        return []
+    gain, tested = run.gains.gain, run.sizes[1]
+    order = sorted(map(int, np.flatnonzero(~np.isnan(gain))), key=lambda n: -float(gain[n]))
+    most = [n for n in order if gain[n] > EQUAL]
+    least = [n for n in reversed(order) if gain[n] <= EQUAL]
+    named = [("Largest gains over training alone", most), ("No gain", least)]
     texts = [f"{title}: {_named(clients, run)}." for title, clients in named if clients]
-    return [first, " ".join(texts if least else [*texts, "Every client gains."])]
+    fewest, largest = (end(tested[n] for n in order) for end in (min, max))
+    samples = f"{fewest} test samples" if fewest == largest else f"{fewest} to {largest} test samples"
+    one = (
+        f", where one more or less is {100 / fewest:.1f} points" if run.primary.name == ACCURACY.name else ""
+    )
+    doubt = (
+        f"A single client's gain has no interval here and may be chance: it is measured on {samples}{one}."
+    )
+    return [" ".join([*texts, *([] if least else ["Every client gains."]), doubt])]
+
+
+def _of_sites(run: RunData) -> of_rivals.OfSites:
+    """Whether each client's model is better than what it has alone; nothing where it was not measured."""
+    metric = run.primary
+    if run.rivals is None or not run.has(metric.name):
+        return of_rivals.OfSites("", [])
+    return of_rivals.of_sites(run.rivals, run.final(metric.name), run.client_names, run.sizes[1])
 
 
 def _rivals(run: RunData) -> list[str]:

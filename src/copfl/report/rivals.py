@@ -4,6 +4,7 @@ The summary of a run and its report say it in the same words.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,14 @@ from copfl.tables import Table, capital, listed
 
 BETTER, WORSE, ALIKE, NO_USE = "better", "worse", "alike", "constant better"
 NAMED = 5  # sites that a sentence names
+LISTED = 12  # sites that have a line each; more are counted
+# What is said of a site, by the verdict; "": its interval is not known.
+SAID = {
+    BETTER: "better with the others",
+    WORSE: "worse with the others",
+    ALIKE: "cannot be told apart",
+    "": "not judged, as there is no interval",
+}
 
 
 def against(metric: MetricInfo, other: str, gains: Numbers) -> str:
@@ -57,6 +66,63 @@ def _verdict(bounds: Interval) -> str:
     if not np.isfinite(bounds).all():
         return ""
     return ALIKE if not bounds.without_zero else BETTER if bounds.low > 0 else WORSE
+
+
+class OfSites(NamedTuple):
+    """The verdicts of the sites in words."""
+
+    lead: str  # "" where nothing is known
+    lines: list[str]  # of each site; [] of many, which the lead counts
+
+
+def of_sites(rivals: Rivals, personal: Numbers, names: Sequence[str], tested: Sequence[int]) -> OfSites:
+    """For each site whether its model is better than the best that sites have alone, and how sure that is.
+
+    Args:
+        rivals: Of the run.
+        personal: The primary metric of each site's model; nan of those that do not count.
+        names: Of the sites.
+        tested: Their test rows.
+    """
+    metric, gains, bounds_of = rivals.metric, rivals.gain(personal), rivals.interval
+    found = {n: _verdict(bounds_of[n]) for n in map(int, np.flatnonzero(~np.isnan(gains)))}
+    if not found:
+        return OfSites("", [])
+    title = TITLES[rivals.chosen]
+    alone = title if rivals.chosen == CONSTANT else f"{title} that it trains alone"
+    if len(found) > LISTED:
+        of = {verdict: [names[n] for n, its in found.items() if its == verdict] for verdict in SAID}
+        worse = f" ({listed(of[WORSE], LISTED)})" if of[WORSE] else ""
+        counts = [
+            f"{len(of[BETTER])} of {len(found)} better",
+            f"{len(of[WORSE])} worse{worse}",
+            f"{len(of[ALIKE])} cannot be told apart",
+            *([f"{len(of[''])} not judged, as there is no interval"] if of[""] else []),
+        ]
+        return OfSites(
+            f"Client by client, its model against {alone}: {', '.join(counts)}. By the 95 % interval over each "
+            "client's own test rows. Where models are equally good, about 1 in 20 is called better or worse by chance.",
+            [],
+        )
+    constant, points = metric.gain(rivals.constant, personal), " points" * metric.fraction
+    lines = []
+    for n, verdict in found.items():
+        rows = f"its {tested[n]} test row{'s' * (tested[n] != 1)}"
+        gain = f"{metric.text(float(gains[n]), sign='+')}{points}"
+        interval = f" {metric.interval(*bounds_of[n])}" if verdict else ""
+        said = f"{SAID[verdict]}: {gain}{interval} on {rows}"
+        if bounds_of[n] == (0, 0):
+            said = f"cannot be told apart: equally good on each of {rows}"
+        if verdict == WORSE:
+            said += f"; it should keep {title} of its own"
+        if constant[n] > EQUAL and rivals.chosen != CONSTANT:
+            said += (
+                f"; the constant answer is {metric.text(float(constant[n]))}{points} better than its model"
+            )
+        lines.append(f"{capital(names[n])}: {said}")
+    return OfSites(
+        f"Client by client, its model against {alone}, with the 95 % interval over its own test rows:", lines
+    )
 
 
 def conclusion(rivals: Rivals, personal: Numbers, names: Sequence[str]) -> str:

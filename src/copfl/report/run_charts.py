@@ -83,7 +83,7 @@ def gain(run: RunData) -> Iterator[Chart]:
     about = (
         f"Worst tenth of the clients: {metric.text(gains.worst)}{metric.unit}; standard deviation: "
         f"{metric.text(gains.spread)}. Alone: local training on the same batches, with the same optimizer. "
-        "Clients are ordered by their gain."
+        "Clients are ordered by their gain. A single client's gain may be chance, as its test samples are few."
     )
     rows = [run.client_names[n] for n in order]
     yield Dots("gain", "What each client gains", about, rows, metric.label, series, metric.unit)

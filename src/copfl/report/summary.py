@@ -178,6 +178,9 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
         print(f"\n{textwrap.fill(comparison, width)}\n", file=out)
     if comparison := _against_rivals(result):
         print(f"{textwrap.fill(comparison, width)}\n", file=out)
+    for line in _by_site(result):
+        indent = "  " if line.startswith("- ") else ""
+        print(textwrap.fill(line, width, subsequent_indent=indent), file=out)
     if comparison := advice(result):
         print(f"{textwrap.fill(comparison, width, break_on_hyphens=False)}\n", file=out)
     early = f" of {experiment.settings.rounds}" if result.stopped_early else ""
@@ -278,8 +281,23 @@ def _against_rivals(result: Result) -> str:
     """The verdict against what clients have alone; "" where there are no rivals."""
     if result.rivals is None:
         return ""
-    personal = np.where(_malicious(result), np.nan, result.final(result.primary.name))
-    return of_rivals.conclusion(result.rivals, personal, client_names(result.experiment.federation))
+    names = client_names(result.experiment.federation)
+    return of_rivals.conclusion(result.rivals, _of_honest(result), names)
+
+
+def _by_site(result: Result) -> list[str]:
+    """Each client's verdict against what it has alone, and an empty line; [] where nothing is known."""
+    if result.rivals is None:
+        return []
+    federation = result.experiment.federation
+    tested = [len(rows) for rows in federation.partition.test]
+    lead, lines = of_rivals.of_sites(result.rivals, _of_honest(result), client_names(federation), tested)
+    return [lead, *(f"- {line}" for line in lines), ""] if lead else []
+
+
+def _of_honest(result: Result) -> Numbers:
+    """The primary metric of each client's model; nan of the clients of a simulated attack."""
+    return np.where(_malicious(result), np.nan, result.final(result.primary.name))
 
 
 def advice(result: Result) -> str:

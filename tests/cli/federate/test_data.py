@@ -110,3 +110,17 @@ def test_what_cannot_work_is_one_error(line: str, error: str, sites: dict[str, s
     assert code == 2, output
     assert error in output
     assert not Path("a").exists()
+
+
+def test_a_draft_says_that_it_leaves_out_numbers_of_patients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = write_rows(
+        tmp_path / "north.csv", [{**row, "PID": 70_000 + n} for n, row in enumerate(rows_of("west"))]
+    )
+    out = tmp_path / "drafted.toml"
+    line = ["federate", "contract", str(table), "--target", "outcome", "--drop", "note", "--out", str(out)]
+    code, output = call(line)
+    assert code == 0, output
+    assert 'copfl: warning: the column "PID" is left out of the contract' in output + capsys.readouterr().err
+    assert "PID" not in [column.name for column in read_contract(out).columns]

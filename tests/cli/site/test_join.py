@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
 from copfl import foreign
-from copfl.data.contract.contract import Contract
+from copfl.data.contract.contract import Column, Contract
 from copfl.data.contract.file import write_contract
 from copfl.errors import RunError
 from copfl.federation.machines import admission
@@ -34,6 +34,7 @@ def test_one_command_joins_and_one_admits(clinic: Clinic) -> None:
         "invited by   clinic, at fl.example.org:8800",
         "you are      north, one of 3 sites",
         "trained      outcome (ill, well) from 2 columns by fedavg with the model linear, 2 rounds",
+        "your file    needs these columns, in any order:",
         "before that  the sites agree by sums on means and categories of age, ward",
         "masked: the server learns the sum over all 3 sites, and no site's own",
         "no noise is added, so no epsilon can be stated",
@@ -59,6 +60,37 @@ def test_one_command_joins_and_one_admits(clinic: Clinic) -> None:
     again = clinic.call("site", "start", site.folder)  # after a restart of the machine
     assert (again.code, len(clinic.started)) == (0, 2)
     assert "Read these words" not in again.out
+
+
+def test_a_file_is_compared_with_the_invitation_before_anything_is_sent(clinic: Clinic) -> None:
+    """Its columns are a list that the owner can read."""
+    invited = file_of(clinic.app, "north")
+    contract = invitation_in(clinic.app, "north").contract
+    assert contract is not None
+    data = write_rows(clinic.folder / "mine.csv")
+    done = clinic.call("site", "check", invited, "--data", data)
+    assert (done.code, done.err) == (0, "")
+    assert f"mine.csv fits the contract {contract.digest}: 30 rows" in done.out
+    assert not (clinic.folder / "north").exists()
+    columns = (
+        Column(name="age", type="number", unit="years", minimum=0, maximum=120, missing=True),
+        Column(name="sodium", type="number", minimum=100),
+        Column(name="ward", type="category", categories=tuple(map(str, range(10)))),
+        Column(name="admitted", type="date"),
+    )
+    target = Column(name="ill", type="category", categories=("no", "yes"))
+    full = Contract(missing="fill", columns=columns, targets=(target,), group="patient", time="admitted_at")
+    assert list(joining.columns_of(full)) == [
+        "  age          number, in years, 0 to 120, may be missing",
+        "  sodium       number, from 100",
+        "  ward         category: 0, 1, 2, 3, 4, 5, 6, 7 and 2 more",
+        "  admitted     date, no model learns from it",
+        "  ill          what is predicted: no, yes",
+        "  patient      what belongs together, such as a patient; no model learns from it",
+        "  admitted_at  when a row was; no model learns from it",
+    ]
+    many = dataclasses.replace(full, columns=tuple(Column(name=f"x{n}", type="number") for n in range(50)))
+    assert "  and 10 more  as the check of your file says" in list(joining.columns_of(many))
 
 
 def test_a_unit_of_systemd_runs_the_node(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_a_difference_that_cannot_be_computed_says_so_in_every_form(tmp_path: Pa
     content = as_json(found)
     assert content["rows"][1]["differences"]["accuracy"]["verdict"] == why
     write(found, tmp_path)
-    assert why.capitalize() in " ".join(comparison_page.document_of(tmp_path).conclusion)
+    assert why.capitalize() in " ".join(map(str, comparison_page.document_of(tmp_path).conclusion))
 
 
 def test_of_one_seed_there_is_no_spread_and_no_verdict() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from copfl.data.contract.contract import Column, Contract
 from copfl.data.contract.draft import draft
 from copfl.data.contract.file import read_contract, write_contract, written
 from copfl.data.sets.datasets import load
-from copfl.errors import CopflError, DataError, UsageError
+from copfl.errors import CopflError, CopflWarning, DataError, UsageError
 
 AGREED = Contract(
     missing="fill",
@@ -200,6 +202,38 @@ def test_a_draft_has_no_value_of_a_row(tmp_path: Path) -> None:
     assert [column.name for column in open_draft.open] == ["age", "sodium", "ward", "outcome"]
 
 
+@pytest.mark.parametrize("name", ["patient_id", "PID", "Fallnummer", "mrn"])
+def test_a_draft_has_no_number_of_a_patient(tmp_path: Path, name: str) -> None:
+    """Neither as a number nor as categories nor as a text, and the owner hears it."""
+    makes: list[Any] = [lambda n: 4_000_000 + n, lambda n: f"P-{n}", lambda n: f"P-{n // 2}"]
+    for make in makes:
+        path = write(tmp_path / "north.csv", **{name: make}, age=lambda n: 20 + n % 31)
+        with pytest.warns(
+            CopflWarning, match=f'"{name}" is left out of the contract, as it looks like a number'
+        ):
+            made = draft(path, target="outcome", smallest=1)
+        assert name not in [column.name for column in made.columns]
+        assert "P-" not in written(made)
+        assert "4000000" not in written(made)
+        kept = draft(path, target="outcome", categories=name)  # somebody said so
+        assert name in [column.name for column in kept.columns]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            draft(path, target="outcome", drop=name)
+            draft(path, target="outcome", group=name)
+
+
+def test_a_draft_asks_about_numbers_that_all_differ(tmp_path: Path) -> None:
+    path = write(tmp_path / "north.csv", chip=lambda n: 7000 + n, age=lambda n: 20 + n % 31)
+    with pytest.warns(CopflWarning, match=r'"chip" has another whole number in each row; .* --drop chip'):
+        made = draft(path, target="outcome")
+    assert "chip" in [column.name for column in made.columns]
+    only = tmp_path / "only.csv"
+    only.write_text("mrn,ill\n" + "".join(f"{n},{n % 2}\n" for n in range(20)))
+    with pytest.warns(CopflWarning), pytest.raises(DataError, match="no column is left to learn from"):
+        draft(only, target="ill")
+
+
 def test_a_draft_is_of_a_table(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     with pytest.raises(DataError, match="have the contract of `copfl federate init --dataset`"):
@@ -236,6 +270,18 @@ def test_data_that_fit(tmp_path: Path) -> None:
     }
 
 
+def test_dates_fit_as_a_spreadsheet_writes_them(tmp_path: Path) -> None:
+    """No model learns from them; the column that says when a row was must be readable, too."""
+    path = write(tmp_path / "site.csv", admitted=lambda n: f"{1 + n % 28}.3.2021")
+    assert check(AGREED, path).fits
+    timed = dataclasses.replace(AGREED, columns=AGREED.columns[:4], time="admitted")
+    assert check(timed, path).fits
+    unclear = write(tmp_path / "site.csv", admitted=lambda n: f"{1 + n % 12:02d}/03/2021")
+    assert check(AGREED, unclear).fits
+    (problem,) = check(timed, unclear).problems
+    assert "no number above 12 says whether the day or the month comes first" in problem
+
+
 @pytest.mark.parametrize(
     ("change", "what", "text"),
     [
@@ -246,7 +292,11 @@ def test_data_that_fit(tmp_path: Path) -> None:
         ({"age": lambda n: f'"{20 + n},5"'}, "decimal_commas", "write 1.5, not 1,5"),
         ({"age": lambda n: f"{1 + n % 28}.03.1961"}, "dates", '"age" has dates as text'),
         ({"ward": lambda n: f"2021-03-{1 + n % 28:02d}"}, "dates", '"ward" has dates as text'),
-        ({"admitted": lambda n: f"{1 + n % 28}.3.2021"}, "dates", "are written 2021-03-31"),
+        (
+            {"admitted": lambda n: f"week {1 + n % 28}"},
+            "dates",
+            "the contract has dates there, such as 2021-03-31",
+        ),
         ({"sodium": lambda n: (134 + n % 13) * 10}, "unit", '"sodium" is 10 times what it is'),
         ({"sodium": lambda n: (134 + n % 13) * 1000}, "unit", '"sodium" is 1,000 times what it is'),
         ({"sodium": lambda n: (134 + n % 13) / 1000}, "unit", '"sodium" is 1/1,000 of what it is'),

@@ -14,7 +14,7 @@ from copfl.data.sets.datasets import check, load
 from copfl.data.sets.overview import overview
 from copfl.data.tables import doubts
 from copfl.data.tables.columns import DataTable
-from copfl.data.tables.doubts import Giveaway, RepeatedRows, SiteColumn, site_column
+from copfl.data.tables.doubts import Giveaway, RepeatedRows, SiteColumn, identifiers, site_column
 from copfl.data.tables.encoders import Encoder
 from copfl.data.tables.tables import from_tables
 from copfl.errors import DataError, on_command_line
@@ -187,8 +187,59 @@ def test_a_column_that_looks_like_a_patient_names_the_option() -> None:
     (warning,) = data_of(patient=patient).warnings
     assert warning.startswith('the column "patient" looks like a patient\'s number: ')
     assert " in 200 rows, each at one client alone; if so, add --group patient" in warning
-    assert not data_of(patient=patient % 1000).warnings  # the same numbers at two sites say nothing
+    assert not data_of(value=patient % 1000).warnings  # the same numbers at two sites say nothing
     assert not data_of(patient=patient // 10).warnings  # a ward
+
+
+# 6. Numbers of patients and cases
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "patient_id",
+        "PatientID",
+        "PID",
+        "Fallnummer",
+        "fall_nr",
+        "mrn",
+        "id",
+        "Pat.-Nr.",
+        "case no",
+        "Patient",
+    ],
+)
+@pytest.mark.parametrize("rows_each", [1, 2])
+def test_a_number_of_a_patient_is_doubted_at_one_site_too(name: str, rows_each: int) -> None:
+    count = 60
+    number = 4_000_000 + np.arange(count) // rows_each
+    for values in (number, [f"P{one}" for one in number]):
+        rows = {
+            name: values,
+            "age": [20 + n % 41 for n in range(count)],
+            "ill": [n % 2 for n in range(count)],
+        }
+        with on_command_line():
+            data = from_tables([DataTable.of(rows)], "one site", target="ill")
+        (warning,) = [warning for warning in data.warnings if "number of patients" in warning]
+        assert warning.startswith(
+            f'the column "{name}" looks like a number of patients or cases: {count // rows_each} values in 60 rows'
+        )
+        assert f"data.drop={name}" in warning.replace("'", "")
+        assert ("--group" in warning) == (rows_each > 1)
+        assert "few rows share" not in data.note
+
+
+@pytest.mark.parametrize(
+    "name", ["age", "pid_count", "idle", "covid", "patients", "fallen", "number", "glucose"]
+)
+def test_other_names_are_no_numbers_of_patients(name: str) -> None:
+    table = DataTable.of({name: np.arange(60), "ward": [n % 3 for n in range(60)]})
+    assert identifiers(table) == []
+
+
+def test_a_patient_id_with_many_rows_each_is_a_ward() -> None:
+    assert identifiers(DataTable.of({"patient_id": np.arange(60) // 6})) == []
 
 
 # 3. Giveaways
@@ -220,7 +271,7 @@ def test_a_giveaway_of_values() -> None:
 
 
 def test_identifiers_and_the_rarest_class_give_nothing_away() -> None:
-    assert not data_of(id=GENERATOR.permutation(N)).warnings
+    assert not data_of(value=GENERATOR.permutation(N)).warnings
     rare = np.where(np.arange(N) % 60 == 0, 1, 0)  # four rows are too few to judge
     assert not data_of(target="rare", rare=rare, same=np.where(rare, "a", "b")).warnings
 

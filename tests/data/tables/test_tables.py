@@ -496,16 +496,16 @@ def test_a_column_that_may_be_an_identifier_is_named() -> None:
         "ward": ["east", "west", "north"] * 20,
         "ill": [n % 2 for n in range(60)],
     }
-    note = tables.from_tables([DataTable.of(rows)], "visits", target="ill").note
-    assert "patient: few rows share a value; leave out" in note
-    assert "data_options={'drop': 'patient'}" in note
-    assert "day: each date is a category" in note
-    assert "data_options={'drop': 'day'}" in note
+    rows["chip"] = rows["patient"]
+    data = tables.from_tables([DataTable.of(rows)], "visits", target="ill")
+    assert "chip: few rows share a value; leave out" in data.note
+    assert "data_options={'drop': 'chip'}" in data.note
+    assert any('"patient" looks like a number of patients' in warning for warning in data.warnings)
     with on_command_line():
         note = tables.from_tables([DataTable.of(rows)], "visits", target="ill").note
-    assert "--set data.drop=patient" in note
+    assert "--set data.drop=chip" in note
     assert not re.search(r"age[^;]*: few rows", note)
-    without = tables.from_tables([DataTable.of(rows)], "visits", target="ill", drop="patient,day")
+    without = tables.from_tables([DataTable.of(rows)], "visits", target="ill", drop="patient,chip,day")
     assert "few rows share" not in without.note
 
 
@@ -532,19 +532,61 @@ def test_numbers_with_a_sign_are_named() -> None:
     assert "few rows share" not in note
 
 
-def test_dates_and_sentences_are_named_for_what_they_are() -> None:
-    """Dates count even where many rows share them: a thousand rows have 700 days, and no new row has any of them."""
+def test_no_model_learns_from_dates_and_the_owner_hears_it() -> None:
+    """Also where many rows share them: a thousand rows have 700 days, and no new row has any of them."""
     rows: dict[str, list[object]] = {
-        "admitted": [f"2024-05-{1 + n % 10:02d}" for n in range(80)],
-        "left": [f"{1 + n % 10}.6.2024" for n in range(80)],
+        "admitted": [f"2024-05-{1 + n % 10:02d}" for n in range(20)],
+        "left": [None, *(f"{1 + n % 10}.06.2024 8:30" for n in range(19))],
+        "ward": ["east", "west"] * 10,
+        "ill": [n % 2 for n in range(20)],
+    }
+    with on_command_line():
+        data = tables.from_tables([DataTable.of(rows)], "visits", target="ill")
+    assert data.table is not None
+    assert [column.name for column in data.table.columns] == ["ward"]
+    assert (
+        'the column "admitted" has dates such as 2024-05-01, and is left out, as no model' in data.warnings[0]
+    )
+    assert 'the column "left" has dates such as 1.06.2024 8:30, and is left out' in data.warnings[1]
+    assert "the days between two dates" in data.warnings[0]
+    assert "add --time admitted" in data.warnings[0]
+    one = tables.from_tables([DataTable.of(rows)], "visits", target="ill", categories="admitted", drop="left")
+    assert one.table is not None
+    assert [column.name for column in one.table.columns if column.categories] == ["admitted", "ward"]
+    assert not any("dates" in warning for warning in one.warnings)
+    later = tables.from_tables([DataTable.of(rows)], "visits", target="ill", time="admitted", drop="left")
+    assert not any("dates" in warning for warning in later.warnings)
+    test_rows = DataTable.of({**rows, "left": [None] * 20})
+    both = tables.from_tables([DataTable.of(rows), test_rows], "visits", target="ill")
+    assert both.table is not None
+    assert [column.name for column in both.table.columns] == ["ward"]
+    with pytest.raises(DataError, match=r"no model learns from dates \(admitted, left\)"):
+        tables.from_tables([DataTable.of(rows)], "visits", target="ill", drop="ward")
+
+
+def test_a_date_is_no_target() -> None:
+    rows: dict[str, list[object]] = {
+        "relapse": [f"{1 + n}.06.2024" for n in range(20)],
+        "died": [n % 2 for n in range(20)],
+        "age": [n % 7 for n in range(20)],
+    }
+    every: list[dict[str, Any]] = [{}, {"event": "died"}, {"kind": "regression"}]
+    for options in every:
+        with pytest.raises(
+            DataError,
+            match='the target column "relapse" has dates; make a column of numbers of it, such as the days',
+        ):
+            tables.from_tables([DataTable.of(rows)], "visits", target="relapse", **options)
+
+
+def test_sentences_are_named_for_what_they_are() -> None:
+    rows: dict[str, list[object]] = {
         "report": [f"patient {n % 32} was seen in ward {n % 4}" for n in range(80)],
         "ward": ["east", "west"] * 40,
         "ill": [n % 2 for n in range(80)],
     }
     with on_command_line():
         note = tables.from_tables([DataTable.of(rows)], "visits", target="ill").note
-    assert "admitted,left: each date is a category" in note
-    assert "leave them out with --set data.drop=admitted,left" in note
     assert "report: sentences, learn from them with --text report" in note
     assert "few rows share" not in note
 

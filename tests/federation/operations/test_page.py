@@ -250,7 +250,7 @@ def test_a_run_that_waits(tmp_path: Path) -> None:
         found = page_of(state.app)
         assert found.problems == ["No SuperLink answers at 127.0.0.1:9."]
         assert found.conclusion[0] == "Round 1 of 4 is running."
-        waiting = re.sub(r"0:\d\d", "TIME", found.conclusion[1])
+        waiting = re.sub(r"0:\d\d", "TIME", str(found.conclusion[1]))
         names = "south (training for TIME), west (not connected for TIME)"
         assert waiting == f"It waits for {names}. north has answered and waits."
         assert list(found.tables[0].rows[0][:2]) == ["0 north", "has answered"]
@@ -272,8 +272,8 @@ def test_a_phase_that_waits_names_the_member_alone(tmp_path: Path) -> None:
         assert page_of(state.app).conclusion[1].count("training for") == 3
         state.log("waiting", round=1, clients=[1], reason="phase 'masked' waits for client 1")
         found = page_of(state.app)
-        assert found.conclusion[1].startswith("It waits for south (training for")
-        assert found.conclusion[1].endswith("). north, west have answered and wait.")
+        assert str(found.conclusion[1]).startswith("It waits for south (training for")
+        assert str(found.conclusion[1]).endswith("). north, west have answered and wait.")
         assert list(status(state.app)["waiting_for"]) == ["1"]
         assert "\nwaiting     for clients 1 (south), " in as_text(status(state.app))
         state.log("waiting", round=1, clients=[], reason="phase 'masked' has ended")

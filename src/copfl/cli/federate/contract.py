@@ -1,5 +1,6 @@
 """`copfl federate contract`: a first data contract."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -74,6 +75,7 @@ def contract(
         leave_open=leave_open,
         group=group,
         time=time,
+        tell=lambda text: print(f"copfl: warning: {text}", file=sys.stderr),
     )
     write_contract(out, made)
     count = f"{len(made.columns)} columns, {made.task} of {', '.join(t.name for t in made.targets)}"

@@ -20,7 +20,7 @@ StateFolder = Annotated[
 
 def check(
     *,
-    contract: Annotated[Path, argument("The contract, an app's folder, or a proposal.")],
+    contract: Annotated[Path, argument("Your invitation, or the contract, an app's folder, or a proposal.")],
     data: Annotated[Path, option("Data", "This site's data: a file or a folder.", "--data -d")],
     as_json: Json = False,
 ) -> None:

@@ -4,6 +4,7 @@
 """
 
 import json
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from copfl.stats import LAST, Difference
 from copfl.tables import Table, as_html, as_markdown, as_text, data_frame, listed, plain
 
 LOCAL = "local"
+WIDTH = 110  # of the text
 CHOSEN, ALIKE = "chosen", "not distinguishable"
 
 
@@ -54,8 +56,49 @@ class Choice:
         """The kind of model that each client should train alone; "" where the choice is a method."""
         return self.rivals.chosen if self.rivals is not None and self.verdict.kind == STAY_ALONE else ""
 
+    @property
+    def answer(self) -> list[str]:
+        """What to do, in sentences: the method, whether to federate, and how good both are."""
+        (best,) = (row for row in self.ranking if row.status == CHOSEN)
+        alike = [row.label for row in self.ranking if row.status == ALIKE]
+        first = f"Of the methods, {self.chosen} is the best." if self.rival else f"{self.chosen} is chosen."
+        equal = (
+            f" It has the best mean, and is not shown to be better than {listed(alike, 5)}." if alike else ""
+        )
+        values = [f"{self.chosen} {self.metric.text(best.value)}{self.metric.unit}"]
+        if self.rivals is not None:
+            mean = self.rivals.means(self.rivals.chosen)[self.metric.name]
+            values.append(f"{TITLES[self.rivals.chosen]} alone {self.metric.text(mean)}{self.metric.unit}")
+        measured = f"Mean {self.metric.title} on validation samples: {', '.join(values)}."
+        tested = [f"Tested: {self.tested}"] if self.tested else []
+        return [f"{first}{equal}", f"Does it pay to federate? {self.verdict.answer}. {measured}", *tested]
+
     def __str__(self) -> str:
-        return as_text(table_of(self), 110)
+        """The answer, the ranking, and then what it rests on."""
+        table, reasons = table_of(self), dict[str, list[str]]()
+        rows = []
+        for row in table.rows:
+            short, _, _ = row[-1].partition(",")
+            if short != row[-1]:
+                reasons.setdefault(row[-1], []).append(row[0])
+            rows.append([*row[:-1], short])
+        details = [*table.notes[1:], *(f"{why}: {', '.join(labels)}." for why, labels in reasons.items())]
+        return "\n".join(
+            [
+                table.title,
+                *(line for sentence in self.answer for line in textwrap.wrap(sentence, WIDTH)),
+                "",
+                as_text(table._replace(title="", rows=rows, notes=()), WIDTH),
+                "",
+                "Details",
+                *(
+                    textwrap.fill(
+                        note, WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
+                    )
+                    for note in details
+                ),
+            ]
+        )
 
     def __repr__(self) -> str:
         tested = [f"  {self.tested}"] if self.tested else []
@@ -86,10 +129,7 @@ def table_of(choice: Choice) -> Table:
             status = "the best one alone" if name == choice.rivals.chosen else ""
             rows.append([f"{TITLES[name]}, alone", "", "1", metric.text(mean), "", "", status])
     head = ["", "rounds", "seeds", metric.label, "to the best", "95 % over clients", ""]
-    alike = [row.label for row in choice.ranking if row.status == ALIKE]
-    equal = f" It has the best mean, and is not shown to be better than {listed(alike, 5)}." if alike else ""
-    first = f"Of the methods, {choice.chosen} is the best." if choice.rival else f"{choice.chosen} is chosen."
-    notes = [f"{first}{equal}", choice.verdict.text]
+    notes = [" ".join(choice.answer), choice.verdict.text]
     if choice.rivals is not None:
         notes.append(
             f"alone: {choice.rivals.models} at each client, on the samples that the race trains on; the best one "
@@ -134,7 +174,7 @@ def write(choice: Choice, curves: Mapping[str, list[Record]], run: Run) -> None:
         "notes": choice.notes,
     }
     texts = {
-        "ranking.txt": as_text(table, 110),
+        "ranking.txt": str(choice),
         "ranking.md": as_markdown(table),
         "ranking.json": json.dumps(plain(content), indent=1),
         "run.toml": written(run.tables()),

@@ -33,7 +33,12 @@ class Against(NamedTuple):
 
 class Verdict(NamedTuple):
     kind: str  # FEDERATE, NO_GAIN, UNDECIDED or STAY_ALONE
-    text: str
+    text: str  # what is answered, a colon, and why
+
+    @property
+    def answer(self) -> str:
+        """Such as "To federate pays for these clients and this seed", without why."""
+        return self.text.partition(":")[0]
 
 
 def verdict(

@@ -18,9 +18,10 @@ from copfl.data.contract.contract import ARRAYS, BOOLEAN, CATEGORY, DATE, NUMBER
 from copfl.data.contract.statistics import counts_of
 from copfl.data.samples import CLASSIFICATION, SURVIVAL, shape_of
 from copfl.data.sets.datasets import load
-from copfl.data.tables.columns import DATES, DataTable, as_numbers, check_plain, floats, is_number, words
 from copfl.data.tables.columns import NUMBER as NUMERAL
 from copfl.data.tables.columns import Column as Cells
+from copfl.data.tables.columns import DataTable, as_numbers, check_plain, floats, is_number, times_of, words
+from copfl.data.tables.dates import DATES
 from copfl.data.tables.encoders import Encoder
 from copfl.data.tables.files import READERS, read_table
 from copfl.data.targets import LARGEST_NUMBER
@@ -31,7 +32,6 @@ FACTORS = (10, 100, 1000)  # and their inverses: units that are often confused
 NEAR = 0.15  # of log10: how far a ratio may be from a factor
 MOST = 0.5  # of the values out of the range: then the unit may be another one
 SHOWN = 5  # values in a sentence
-ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ].*)?")
 COMMA = re.compile(r"[+-]?\d*,\d+")
 
 
@@ -137,6 +137,11 @@ def _table_differences(contract: Contract, table: DataTable) -> Iterator[Contrac
             yield ContractDifference(
                 name, "missing_values", f'"{name}", which says {what}, lacks {count:,} values'
             )
+        elif name and name == contract.time:
+            try:
+                times_of(name, table.columns[name])
+            except DataError as error:
+                yield ContractDifference(name, "dates", str(error))
     if spare:
         text = f"columns that the contract does not have are not read: {listed(spare, SHOWN)}"
         yield ContractDifference("", "spare_columns", text, is_note=True)
@@ -322,9 +327,11 @@ def _unknown(
 
 def _date_differences(column: Column, cells: Cells) -> Iterator[ContractDifference]:
     texts = [text for text in words(cells) if text is not None]
-    wrong = [text for text in texts if not ISO.fullmatch(text)]
+    wrong = [text for text in texts if not DATES.fullmatch(text)]
     if wrong:
-        text = f'"{column.name}" has {len(wrong):,} of {len(texts):,} dates such as "{wrong[0][:40]}"'
+        text = f'"{column.name}" has {len(wrong):,} of {len(texts):,} values such as "{wrong[0][:40]}"'
         yield ContractDifference(
-            column.name, "dates", f"{text}; the contract's are written 2021-03-31, and not learned from"
+            column.name,
+            "dates",
+            f"{text}; the contract has dates there, such as 2021-03-31 or 31.3.2021, and no model learns from them",
         )

@@ -5,7 +5,7 @@ of ten, and means and deviations are written only if the owner asks for them.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,12 +24,20 @@ from copfl.data.contract.contract import (
 )
 from copfl.data.contract.statistics import SMALLEST_COUNT, SMALLEST_DEVIATION, counts_of, may_leave
 from copfl.data.samples import CLASSIFICATION, MULTILABEL
-from copfl.data.tables.columns import DATES, DataTable, column_of, floats, is_number, words
 from copfl.data.tables.columns import Column as Cells
+from copfl.data.tables.columns import DataTable, are_dates, as_numbers, column_of, floats, is_number, words
+from copfl.data.tables.doubts import identifiers
 from copfl.data.tables.encoders import MOST_CATEGORIES
 from copfl.data.tables.files import first_names, read_table
-from copfl.data.tables.tables import FEWEST_ROWS, MOST_REPEATED, from_tables, names_of, numbers_of
-from copfl.errors import DataError, unknown
+from copfl.data.tables.tables import (
+    FEWEST_ROWS,
+    MOST_REPEATED,
+    all_differ,
+    from_tables,
+    names_of,
+    numbers_of,
+)
+from copfl.errors import DataError, unknown, warn
 
 LONG_TEXT = 60  # characters: longer on average, a column is no category
 
@@ -48,6 +56,7 @@ def draft(
     leave_open: bool = False,
     group: str = "",
     time: str = "",
+    tell: Callable[[str], None] = warn,
 ) -> Contract:
     """The contract that a table of one site suggests.
 
@@ -64,6 +73,7 @@ def draft(
         leave_open: Whether categories and classes are left to be agreed.
         group: The column that says what belongs together, such as the patient.
         time: The column that says when a row was.
+        tell: Called with what the owner should know about columns that look like identifiers.
     """
     if path.is_dir() or path.suffix.lower() == ".npz":
         raise DataError(
@@ -82,6 +92,16 @@ def draft(
     learned = [text] if text else [n for n in table.columns if n not in (*targets, *dropped, group, time)]
     for labelling in (text, group, time):
         _known(labelling, table.columns)
+    plain = {n: _as_numbers(table.columns[n]) for n in learned if n not in (text, *named)}
+    found = [] if text else identifiers(DataTable(plain))
+    for one in found:
+        tell(
+            f'the column "{one.column}" is left out of the contract, as it looks like a number of patients or cases: '
+            f"{one.values:,} values in {one.rows:,} rows; if rows of one belong together, add --group {one.column}"
+        )
+    learned = [n for n in learned if n not in {one.column for one in found}]
+    if not learned:
+        raise DataError("no column is left to learn from; besides the target at least one is needed")
 
     def column(name: str) -> Column:
         is_target = name in targets
@@ -93,6 +113,12 @@ def draft(
         kind = FREE_TEXT if name == text else kind
         return _described(name, table.columns[name], kind, smallest, statistics, leave_open, is_target)
 
+    for name in learned:
+        if name in plain and all_differ(plain[name]):
+            tell(
+                f'the column "{name}" has another whole number in each row; if it is an identifier and no measurement, '
+                f"leave it out with --drop {name}"
+            )
     columns = tuple(map(column, learned))
     missing = missing or ("fill" if any(c.missing for c in columns) else "refuse")
     if missing == "fill":
@@ -106,6 +132,14 @@ def draft(
         group=group,
         time=time,
     )
+
+
+def _as_numbers(cells: Cells) -> Cells:
+    """The cells, as numbers where all of them are."""
+    import pyarrow as pa
+
+    numbers = None if pa.types.is_nested(cells.type) else as_numbers(cells)
+    return cells if numbers is None else numbers
 
 
 def _known(written: str, columns: Collection[str]) -> list[str]:
@@ -140,7 +174,7 @@ def _type(name: str, cells: Cells, as_category: bool) -> str:
         return CATEGORY
     if is_number(cells) or numbers_of(name, cells) is not None:
         return NUMBER
-    if all(DATES.fullmatch(value) for value in values):
+    if are_dates(cells):
         return DATE
     rows = len(cells)
     is_free = rows >= FEWEST_ROWS and rows < MOST_REPEATED * len(values)

@@ -8,21 +8,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from copfl.data.copies import Hashes, hash_of
+from copfl.data.tables import dates
+from copfl.data.tables.dates import DATES
 from copfl.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+FEW = 1000  # rows that tell at once that a column varies, or has no dates
 MISSING = -1.2345678901234567e300  # in place of a number: no table has it
 Column: TypeAlias = "pa.ChunkedArray"
-DATES = re.compile(r"\d{4}-\d{2}-\d{2}([T ].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}")
 NUMBER = r"^\s*[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[iI][nN][fF](?:[iI][nN][iI][tT][yY])?|[nN][aA][nN])\s*$"
 
 
@@ -236,17 +237,17 @@ def times_of(name: str, column: Column) -> NDArray[np.float64]:
     if numbers is not None:
         return floats(numbers)
     values, codes = coded(column)
-    seconds = np.empty(len(values))
-    for code, value in enumerate(values):
-        try:
-            moment = datetime.fromisoformat(str(value))
-        except ValueError as error:
-            raise DataError(
-                f'the column "{name}" says when, and has {str(value)[:40]!r}; write dates as 2024-03-31 or '
-                "2024-03-31T12:00, or use numbers"
-            ) from error
-        seconds[code] = moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
-    return seconds[codes]
+    return dates.seconds_of(name, list(map(str, values)))[codes]
+
+
+def are_dates(column: Column) -> bool:
+    """Whether all texts of a column look like dates."""
+    import pyarrow as pa
+
+    if column.type != pa.string() or column.null_count == len(column):
+        return False
+    few = coded(column[:FEW]).values  # most columns have another text at once
+    return all(map(DATES.fullmatch, few)) and all(map(DATES.fullmatch, coded(column).values))
 
 
 def row_texts(table: DataTable) -> dict[str, NDArray[np.object_]]:

@@ -6,6 +6,8 @@
 2. `repeated_rows`: copies of a row, above all those of a train row among the test rows.
 3. `giveaways`: a column from which alone the target follows.
 4. `site_column`: a column that looks like a site, where no column was named as the client.
+5. `group_columns`: a column that looks like a patient with several rows.
+6. `identifiers`: a column whose name says that it numbers patients, cases or rows.
 
 Every question is bounded: for a table of 100,000 rows and 40 columns all of them take about a second.
 """
@@ -431,6 +433,57 @@ def group_columns(table: DataTable, site: Column) -> list[GroupColumn]:
         if len(np.unique(column.codes * len(sites.values) + sites.codes)) == count and len(sites.values) > 1:
             patients.append(GroupColumn(name, count, rows))
     return patients
+
+
+# 6. A column that numbers patients, cases or rows
+
+_OF = (
+    "patient|patienten|pat|person|personen|proband|probanden|subject|participant|case|fall|record|visit|besuch|"
+    "encounter|episode|admission|aufnahme|hospital|insurance|versicherten|versicherungs|study|studien|sample|proben|"
+    "row|zeilen|lfd|nhs|kv"
+)
+_NUMBER = "id|ids|nr|no|num|number|nummer|key|code|identifier"
+IDENTIFIERS = re.compile(
+    f"id|pid|mrn|ssn|uuid|guid|identifier|({_OF})({_NUMBER})|patient|person|proband|subject"
+)
+FEWEST_IDENTIFIERS = 5
+
+
+class Identifier(NamedTuple):
+    """A column that numbers patients, cases or rows by its name, with few rows of each value."""
+
+    column: str
+    values: int
+    rows: int
+
+    @property
+    def text(self) -> str:
+        what = (
+            f'the column "{self.column}" looks like a number of patients or cases: {self.values:,} values in '
+        )
+        what += f"{self.rows:,} rows, which tell nothing about other rows"
+        drop = how_to_set("data.drop", self.column)
+        if self.values == self.rows:
+            return f"{what}; leave it out with {drop}"
+        group = how_to_set("data.group", self.column, "--group")
+        return f"{what}; add {group}, else rows of one train and test, or leave it out with {drop}"
+
+
+def identifiers(table: DataTable) -> list[Identifier]:
+    """The columns that look like numbers of patients, cases or rows, such as patient_id, PID or Fallnummer.
+
+    Args:
+        table: The columns to learn from.
+    """
+    found = []
+    for name, cells in table.columns.items():
+        plain = re.sub(r"[\W\d_]", "", name).casefold()
+        if IDENTIFIERS.fullmatch(plain) is None or not _may_be_names(cells):
+            continue
+        count, rows = len(coded(cells).values), len(cells) - cells.null_count
+        if count >= FEWEST_IDENTIFIERS and rows <= MOST_REPEATS * count:
+            found.append(Identifier(name, count, rows))
+    return found
 
 
 # All of them

@@ -21,16 +21,18 @@ from copfl.data.copies import at_sites, copies, mixed, told_apart
 from copfl.data.held_out import Marks, united
 from copfl.data.samples import CLASSIFICATION, KINDS, NEXT_TOKEN, REGRESSION, SURVIVAL, Dataset
 from copfl.data.tables.columns import (
-    DATES,
+    FEW,
     NUMBER,
     Column,
     DataTable,
+    are_dates,
     as_numbers,
     cell_hashes,
     check_plain,
     coded,
     column_of,
     floats,
+    is_number,
     joined,
     not_numbers,
     present,
@@ -38,14 +40,13 @@ from copfl.data.tables.columns import (
     times_of,
     words,
 )
-from copfl.data.tables.doubts import Doubts, doubts_of, group_columns, site_column
+from copfl.data.tables.doubts import Doubts, doubts_of, group_columns, identifiers, site_column
 from copfl.data.tables.encoders import Encoder, TableInfo, encoded, encoder, unknown_categories
 from copfl.data.tables.files import LINES, READ_AS_MISSING, first_names, read_table
 from copfl.data.targets import LARGEST_NUMBER, MOST_AMBIGUOUS
 from copfl.errors import DataError, how_to_set, one_of, raised_as, unknown
 from copfl.tables import listed
 
-FEW = 1000  # rows that tell at once that a column varies
 FEWEST_ROWS = 50  # in which a column of different whole numbers or texts may be an identifier
 MOST_REPEATED = 4  # rows of one text, on average, in such a column
 LEAST_REPEATED = 5  # rows of one whole number, on average, in a target that may be classes
@@ -53,6 +54,7 @@ MOST_WORDS = 3  # on average, in a category; more are a sentence
 SIGNED_NUMBER = re.compile(r"[€$£]?\s*[+-]?\d[\d.,' ]*\s*[%€$£]?")  # 12 %, $1,200
 # The options that name columns, in the order in which they are looked up.
 COLUMNS = ("target", "event", "start", "drop", "client", "text", "group", "time", "categories")
+DURATION = "make a column of numbers of it, such as the days from the first visit to the date"
 LONGEST_TEXT = 4096  # characters; a numpy array has the longest text's memory for every text
 
 
@@ -172,8 +174,15 @@ def from_tables(
     for table in tables[1:]:
         if absent := [column for column in known if column not in table.columns]:
             raise DataError(f'the test table lacks the column "{absent[0]}"')
+    may_be_dates = [] if encoders else [c for c in roles.features if c not in as_categories]
+    dates = [c for c in may_be_dates if are_dates(joined([table.columns[c] for table in tables]))]
+    about_dates = [_about_dates(name, joined([table.columns[name] for table in tables])) for name in dates]
+    roles = roles._replace(features=[column for column in roles.features if column not in dates])
     if not roles.features and not roles.texts:
-        raise DataError("there is no column left to predict from; besides the target at least one is needed")
+        why = f", as no model learns from dates ({listed(dates, 5)})" if dates else ""
+        raise DataError(
+            f"there is no column left to predict from{why}; besides the target at least one is needed"
+        )
     notes = [note for table in tables for note in table.notes]
     labelling = [*roles.targets, *roles.clients, *roles.groups, *roles.times, *roles.texts]
     rows, spare = sum(map(len, tables)), {column: tables[0].columns[column] for column in roles.unused}
@@ -200,14 +209,14 @@ def from_tables(
     # Where encoders are agreed, the owner of the table has checked it against the contract.
     doubts = Doubts([], []) if encoders else doubts_of(tables, numbered, samples.info, are_all_rows)
     warnings = [*data.warnings, *doubts.warnings]
-    if not roles.clients and not encoders:
-        columns = spare or {column.name: tables[0].columns[column.name] for column in samples.info.columns}
-        site = site_column(DataTable(columns))
-        warnings = [*([] if site is None else [site.text]), *warnings]
-    if roles.clients and not roles.groups and not roles.texts and not encoders:
+    if not encoders:
         learned = DataTable({column.name: tables[0].columns[column.name] for column in samples.info.columns})
-        patients = group_columns(learned, tables[0].columns[roles.clients[0]])
-        warnings = [*(patient.text for patient in patients), *warnings]
+        of_sites = tables[0].columns[roles.clients[0]] if roles.clients else None
+        warnings = [
+            *_about_names(learned, DataTable(spare) if spare else learned, of_sites, roles),
+            *warnings,
+        ]
+    warnings = [*about_dates, *warnings]
     about_rows = (*missing_notes, *about_target, *about_stretches, *samples.notes, *doubts.notes)
     note = "; ".join(filter(None, (data.note, *notes, *about_rows)))
     cells = None if roles.texts or encoders else Cells(tables, chosen, roles, as_categories, missing)
@@ -529,6 +538,31 @@ def numbers_of(name: str, column: Column) -> Column | None:
     return numbers
 
 
+def _about_names(learned: DataTable, named: DataTable, site: Column | None, roles: _Roles) -> list[str]:
+    """Warnings of columns that look like a site, or like the number of a patient.
+
+    Args:
+        learned: The columns to learn from.
+        named: The same, or those beside a text.
+        site: Of each row; None: no column was named as the client.
+        roles: What the columns are for.
+    """
+    found = [one for one in [site_column(named) if site is None else None] if one is not None]
+    patients = [] if site is None or roles.groups or roles.texts else group_columns(learned, site)
+    known = {*(one.column for one in found), *(one.column for one in patients)}
+    numbers = [one for one in identifiers(learned) if one.column not in known]
+    return [*(one.text for one in found), *(one.text for one in patients), *(one.text for one in numbers)]
+
+
+def _about_dates(name: str, column: Column) -> str:
+    """What a column is that no model learns from, and what its owner can do."""
+    return (
+        f'the column "{name}" has dates such as {column.drop_null()[0].as_py()}, and is left out, as no model learns '
+        "from dates; a number made of it may help, such as the days between two dates; if it says when a row was, add "
+        f"{how_to_set('data.time', name, '--time')}"
+    )
+
+
 def _is_constant(parts: Sequence[Column]) -> bool:
     """Whether all rows have the same value, or none has one; a value beside missing ones tells rows apart."""
     cells = joined(parts)
@@ -566,26 +600,21 @@ def _summary(encoders: Sequence[Encoder]) -> str:
 
 
 def _doubtful(encoders: Sequence[Encoder], table: DataTable) -> list[str]:
-    """A note for columns that hardly help as they are: dates, sentences, numbers with a sign, and identifiers.
+    """A note for columns that hardly help as they are: sentences, numbers with a sign, and identifiers.
 
     A column of sentences that hardly repeat is an error: whoever has one wants to learn from its words.
     """
     if len(table) < FEWEST_ROWS:
         return []
-    dates = [e.name for e in encoders if e.categories and all(map(DATES.fullmatch, e.categories))]
-    signs = [e.name for e in encoders if e.name not in dates and _are_signed(e.categories)]
-    rare = [e for e in encoders if e.name not in (*dates, *signs) and _is_rare(e, table)]
+    signs = [e.name for e in encoders if _are_signed(e.categories)]
+    rare = [e for e in encoders if e.name not in signs and _is_rare(e, table)]
     sentences = [e.name for e in rare if e.categories and _words(e.categories) > MOST_WORDS]
-    identifiers = [e.name for e in rare if e.name not in sentences]
+    numbered = {one.column for one in identifiers(table)}  # a warning says it of these
+    unlike = [e.name for e in rare if e.name not in (*sentences, *numbered)]
     notes = []
-    if names := ",".join(identifiers):
+    if names := ",".join(unlike):
         leave_out = f"leave out identifiers with {how_to_set('data.drop', names)}"
         notes.append(f"{names}: few rows share a value; {leave_out}")
-    if names := ",".join(dates):
-        leave_out = f"leave them out with {how_to_set('data.drop', names)}"
-        notes.append(
-            f"{names}: each date is a category, so use numbers, such as days between dates, or {leave_out}"
-        )
     if names := ",".join(signs):
         notes.append(
             f"{names}: numbers with a sign or separator, each a category, so write plain numbers, such as 12.5"
@@ -613,8 +642,15 @@ def _is_rare(column: Encoder, table: DataTable) -> bool:
     """Whether few rows share a text, or all have different whole numbers."""
     if column.categories:
         return len(table) < MOST_REPEATED * len(column.categories)
-    numbers = floats(table.columns[column.name])
-    return bool((numbers == np.round(numbers)).all()) and len(np.unique(numbers)) == len(table)
+    return all_differ(table.columns[column.name])
+
+
+def all_differ(column: Column) -> bool:
+    """Whether a column has another whole number in each row, of rows enough to tell."""
+    if len(column) < FEWEST_ROWS or not is_number(column):
+        return False
+    numbers = floats(column)
+    return bool((numbers == np.round(numbers)).all()) and len(np.unique(numbers)) == len(numbers)
 
 
 def _words(texts: Sequence[str]) -> float:
@@ -665,12 +701,15 @@ def _target(columns: Sequence[Column], names: Sequence[str], kind: str | None) -
         for name, column in zip(names, columns, strict=True):
             if (numbers := numbers_of(name, column)) is None:
                 needed = "time and event" if kind == SURVIVAL else "several targets"
-                raise DataError(f'the target column "{name}" has texts; {needed} must be numbers')
+                what = f"dates; {DURATION}; {needed}" if are_dates(column) else f"texts; {needed}"
+                raise DataError(f'the target column "{name}" has {what} must be numbers')
             parts.append(floats(numbers))
         return np.stack(parts, axis=1)
     (column,), (name,) = columns, names
     numbers = None if kind == CLASSIFICATION else numbers_of(name, column)
     if numbers is None:
+        if kind != CLASSIFICATION and are_dates(column):
+            raise DataError(f'the target column "{name}" has dates; {DURATION}')
         if kind not in (None, CLASSIFICATION):
             shown = str(column[int(not_numbers(column)[0])])
             raise DataError(f'the target column "{name}" has {shown[:40]!r}; {kind} needs numbers')

@@ -32,7 +32,7 @@ def document_of(site: SiteReport) -> Document:
     return Document(
         title=f"{site.name or number}: {origin.title}",
         subtitle=f"run {site.run}, {_which_round(site)}, {origin.clients} sites",
-        conclusion=[*_conclusion(site), *_rivals(site), _left_in_a_sentence(site.log)],
+        conclusion=_paragraphs(site),
         tiles=_tiles(site),
         tables=[],
         notes=_notes(site),
@@ -51,9 +51,13 @@ def text_of(site: SiteReport) -> str:
     document = document_of(site)
     tables = [table for section in document.sections for table in section.tables]
     paragraphs = [f"{document.title}\n{capital(document.subtitle)}."]
-    paragraphs += [textwrap.fill(text, WIDTH) for text in document.conclusion]
+    paragraphs += [textwrap.fill(text, WIDTH) for text in _paragraphs(site)]
     paragraphs += [as_text(table, WIDTH) for table in tables]
     return "\n\n".join([*paragraphs, *(textwrap.fill(note, WIDTH) for note in document.notes)])
+
+
+def _paragraphs(site: SiteReport) -> list[str]:
+    return [*_conclusion(site), *_rivals(site), _left_in_a_sentence(site.log)]
 
 
 def _which_round(site: SiteReport) -> str:

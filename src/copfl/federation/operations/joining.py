@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from copfl.data.contract.check import ContractCheck, check
-from copfl.data.contract.contract import Contract
+from copfl.data.contract.contract import ARRAYS, DATE, FREE_TEXT, TEXT, Column, Contract
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.federation.node.acceptance import invitation_of
 from copfl.federation.node.explanation import explained
@@ -40,7 +40,9 @@ from copfl.settings.flat import nested
 from copfl.tables import listed
 
 OPTIONS, AUTHORITY, KEY, ANSWER = "site.toml", "ca.pem", "site.key", "answer.json"  # in the site's folder
-SHOWN = 8  # names of columns in a sentence
+SHOWN = 8  # names of columns, or of categories, in a sentence
+MOST_COLUMNS = 40  # of a contract that are listed
+LONGEST = 24  # characters of a name, of which those behind it are below each other
 UNIT = """# The node of {site} in the federation {federation}, which survives a restart of this machine.
 [Unit]
 Description=copfl: {site} in {federation}
@@ -213,6 +215,9 @@ def described(
     yield f"you are      {invitation.site}, one of {clients} sites"
     method = f"{algorithm.get('name')} with the model {model.get('name')}, {run.get('rounds')} rounds"
     yield f"trained      {_task(contract)} by {method}"
+    if contract is not None and contract.data != ARRAYS:
+        yield "your file    needs these columns, in any order:"
+        yield from columns_of(contract)
     if contract is not None and contract.open:
         names = listed([column.name for column in contract.open], SHOWN)
         yield f"before that  the sites agree by sums on means and categories of {names}"
@@ -244,6 +249,46 @@ def described(
     yield f"your data    {data}, {compared.rows:,} rows: they {'fit' if compared.fits else 'DO NOT FIT'} the contract"
     for difference in compared.differences:
         yield f"  {'note' if difference.is_note else 'differs':<9}  {difference.text}"
+
+
+def columns_of(contract: Contract) -> Iterator[str]:
+    """The columns that a site's file needs, a line each: their type, unit and range, or categories.
+
+    Args:
+        contract: What the members agreed on.
+    """
+    every = {
+        column.name: _column(column, contract.data == TEXT) for column in contract.columns[:MOST_COLUMNS]
+    }
+    if (more := len(contract.columns) - MOST_COLUMNS) > 0:
+        every[f"and {more} more"] = "as the check of your file says"
+    for target in contract.targets:
+        names = listed([name[:LONGEST] for name in target.categories or target.candidates], SHOWN)
+        every[target.name] = f"what is predicted{f': {names}' if names else f', a {target.type}'}"
+    for name, what in (
+        (contract.group, "what belongs together, such as a patient"),
+        (contract.time, "when a row was"),
+    ):
+        every |= {name: f"{what}; no model learns from it"} if name else {}
+    width = min(LONGEST, max(map(len, every)))
+    yield from (f"  {name:<{width}}  {text}" for name, text in every.items())
+
+
+def _column(column: Column, is_text: bool) -> str:
+    """Such as "number, in years, 0 to 120, may be missing"."""
+    is_only_checked = column.type == DATE or (column.type == FREE_TEXT and not is_text)
+    names = listed([name[:LONGEST] for name in column.categories or column.candidates], SHOWN)
+    parts = [f"{column.type}: {names}" if names else column.type]
+    parts += [f"in {column.unit[:LONGEST]}"] if column.unit else []
+    low, high = ("" if bound is None else f"{bound:g}" for bound in (column.minimum, column.maximum))
+    parts += (
+        [f"{low} to {high}" if low and high else f"from {low}" if low else f"up to {high}"]
+        if low or high
+        else []
+    )
+    parts += ["may be missing"] if column.missing else []
+    parts += ["no model learns from it"] if is_only_checked else []
+    return ", ".join(parts)
 
 
 def _task(contract: Contract | None) -> str:

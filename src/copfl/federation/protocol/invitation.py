@@ -24,6 +24,7 @@ from copfl.federation.protocol.words import in_words
 from copfl.settings.flat import flattened
 
 FORMAT = 1
+SUFFIX = ".invite"  # of its file
 DAYS = 14  # until an invitation expires
 MOST_BYTES = 2**22
 MOST_ANSWER = 2**16

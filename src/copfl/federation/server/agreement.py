@@ -10,6 +10,8 @@ from copfl.data.contract.file import read_contract, write_contract
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.federation.protocol.agreed_samples import samples_of
 from copfl.federation.protocol.app_folder import AGREEMENTS, read_app
+from copfl.federation.protocol.invitation import SUFFIX
+from copfl.federation.protocol.invitation import read as read_invitation
 from copfl.federation.protocol.proposal import read as read_proposal
 from copfl.files import write_bytes
 from copfl.settings.flat import flat
@@ -22,9 +24,12 @@ SECTION = "[tool.flwr.app.config.samples]"
 
 
 def contract_at(path: Path) -> Contract:
-    """The contract of an app's folder, a contract.toml or a proposal; UsageError if there is none."""
+    """The contract of an app's folder, a contract.toml, an invitation or a proposal; UsageError if there is none."""
     if path.is_dir():
         text = read_app(path)["config"].get("samples", {}).get("contract")
+    elif path.suffix == SUFFIX:
+        with raised_as(UsageError, f"{path}: {{}}", OSError, UsageError):
+            text = read_invitation(path.read_bytes()).invitation.settings.get("samples.contract")
     elif path.suffix == ".json":
         with raised_as(UsageError, f"{path}: {{}}", OSError, UsageError):
             text = read_proposal(path.read_bytes()).proposal.settings.get("samples.contract")

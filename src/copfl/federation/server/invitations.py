@@ -19,6 +19,7 @@ from copfl.federation.protocol.invitation import (
     JOINS,
     LEAVES,
     MISFITS,
+    SUFFIX,
     Invitation,
     InvitationAnswer,
     SignedInvitation,
@@ -31,7 +32,6 @@ from copfl.federation.protocol.words import same_words
 from copfl.federation.server.membership import admit, read_roster, revoke
 from copfl.files import write_bytes
 
-SUFFIX = ".invite"
 INVITATIONS, ANSWERS, OTHERS = "invitations", "answers", "others"  # in the folder of the app
 NO_ANSWER, WAITS, ADMITTED = "has not answered", "waits for admission", "is admitted"
 EXPIRED, TWO_KEYS, DO_NOT_FIT = "has not answered, and its invitation expired", "answered twice", MISFITS

@@ -7,7 +7,7 @@ import pytest
 
 from copfl.comparison.choosing.ranking import ALIKE, CHOSEN, WIDTH, Choice, Ranked
 from copfl.comparison.choosing.verdict import FEDERATE, UNDECIDED, Verdict
-from copfl.core.metrics import ACCURACY
+from copfl.measures.metrics import ACCURACY
 from copfl.stats import Difference, Interval
 
 BOUNDS = Interval(-0.1, 0.06)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,8 +90,11 @@ def test_a_model_answers_by_number_and_by_name(result: Result) -> None:
     assert len(list(result.models)) == 2
 
 
-def test_pictures_and_frames_name_what_is_missing(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(result.plot().axes) == 2
+def test_pictures_and_frames_name_what_is_missing(
+    result: Result, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert len(result.plot(tmp_path / "run.svg").axes) == 2
+    assert "<svg" in (tmp_path / "run.svg").read_text()
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(UsageError, match=r"pip install 'copfl\[pandas\]'"):
         result.to_pandas()

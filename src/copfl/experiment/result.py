@@ -329,11 +329,18 @@ class Result:
 
         return views.frame(self, of)
 
-    def plot(self) -> Any:
-        """A figure of matplotlib: the curves over the rounds, and each client's gain where it is known."""
+    def plot(self, path: str | Path | None = None) -> Any:
+        """A figure of matplotlib: the curves over the rounds, and each client's gain where it is known.
+
+        Args:
+            path: Of a file that it is saved in, such as "curves.png"; None: in none.
+        """
         from copfl.experiment import views  # it shows results
 
-        return views.picture(self)
+        figure = views.picture(self)
+        if path is not None:
+            figure.savefig(path)
+        return figure
 
     def predict(self, x: Any, client: int | str = GLOBAL, *, missing: str | None = None) -> NDArray[Any]:
         """The answers of a client's model, or of the global one, to new samples, see `copfl.Bundle.predict`.

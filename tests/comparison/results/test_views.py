@@ -20,6 +20,7 @@ def test_a_comparison_is_pleasant_to_hold(tmp_path: Path) -> None:
     lines = repr(found).splitlines()
     assert len(lines) == 3
     assert lines[0].endswith("accuracy in %")
+    assert sorted(line.partition(", ")[2] for line in lines[1:]) == ["not distinguishable", "the reference"]
     rows, clients, rounds = (found.to_pandas(of) for of in ("rows", "clients", "rounds"))
     assert rows["row"].tolist() == ["fedavg", "local"]
     assert (len(clients), len(rounds)) == (2 * 2 * 2, 2 * 2 * 2)
@@ -31,7 +32,8 @@ def test_a_comparison_is_pleasant_to_hold(tmp_path: Path) -> None:
     assert np.isnan(rows["p"][0])
     assert rows["p"][1] == gap.p
     assert found._repr_html_().count("<table>") >= 2
-    (axes,) = found.plot().axes
+    (axes,) = found.plot(tmp_path / "curves.png").axes
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert all(float(round).is_integer() for round in axes.get_xticks())
     with pytest.raises(UsageError, match='did you mean "rows"'):
         found.to_pandas("row")

@@ -7,6 +7,7 @@ import math
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,11 +118,18 @@ class Comparison:
 
         return views.frame(self, of)
 
-    def plot(self) -> Any:
-        """A figure of matplotlib: the curves of all rows."""
+    def plot(self, path: str | Path | None = None) -> Any:
+        """A figure of matplotlib: the curves of all rows.
+
+        Args:
+            path: Of a file that it is saved in, such as "curves.png"; None: in none.
+        """
         from copfl.comparison.results import plots  # it draws comparisons
 
-        return plots.picture(self)
+        figure = plots.picture(self)
+        if path is not None:
+            figure.savefig(path)
+        return figure
 
     @property
     def metric(self) -> MetricInfo:

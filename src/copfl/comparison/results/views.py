@@ -18,11 +18,17 @@ DIFFERENCE = ("difference", "difference_low", "difference_high")  # to the refer
 
 
 def lines(comparison: Comparison) -> list[str]:
-    """What decides, in one to five lines: the title and the best rows."""
+    """What decides, in one to five lines: the title, and the best rows with their verdicts."""
     metric = comparison.metric
-    values = {row.title: row.metrics()[metric.name].mean for row in comparison.rows}
-    best = sorted(values, key=values.__getitem__, reverse=metric.higher_is_better)
-    shown = [f"  {title} {metric.text(values[title])}" for title in best[:MOST_SHOWN]]
+    rows = {
+        row.title: (row.metrics()[metric.name].mean, row.differences.get(metric.name))
+        for row in comparison.rows
+    }
+    best = sorted(rows, key=lambda title: rows[title][0], reverse=metric.higher_is_better)
+    verdicts = {title: f", {gap.verdict}" if gap is not None else "" for title, (_, gap) in rows.items()}
+    if any(verdicts.values()):
+        verdicts = {title: verdict or ", the reference" for title, verdict in verdicts.items()}
+    shown = [f"  {title} {metric.text(rows[title][0])}{verdicts[title]}" for title in best[:MOST_SHOWN]]
     more = [f"  and {len(best) - MOST_SHOWN} more; print shows all"] if len(best) > MOST_SHOWN else []
     return [f"{comparison.title}: {metric.in_unit}", *shown, *more]
 

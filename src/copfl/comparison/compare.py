@@ -278,7 +278,7 @@ def _check_rows(rows: Sequence[Entry], base: Base, space: Space, last: int | Non
         raise UsageError("run.seed is for one run; the seeds of a comparison are named apart (seeds)")
     if twice:
         raise UsageError(f'two rows are called "{twice[0]}"; remove one, or give them labels as [[entry]]')
-    used = {name for entry in rows for name in (entry.name, optimizer_of(entry, base)) if name}
+    used = {name for entry in rows for name in (entry.title, optimizer_of(entry, base)) if name}
     for title in [*base, *(table for table, _ in space)]:
         if title not in used and title not in KINDS:
             if title not in (*ALGORITHMS, *OPTIMIZERS):

@@ -52,7 +52,7 @@ class ComparisonPlan:
             settings: What it tries.
             fraction: Of the rounds, that they train for.
         """
-        label = f"{row.label} {described(settings, 'optimizer', 'algorithm', row.entry.name)}"
+        label = f"{row.label} {described(settings, 'optimizer', 'algorithm', row.entry.title)}"
         layers = row.with_settings(settings)
         if fraction < 1:
             rounds = max(1, round(fraction * complete(*layers).run.rounds))

@@ -7,7 +7,7 @@ import pytest
 from copfl.algorithms import ALGORITHMS
 from copfl.comparison.rows.entries import Entry, at_commas, described, entries_of, entry_of, seeds_of
 from copfl.comparison.rows.entry_file import read_file
-from copfl.comparison.rows.entry_settings import row_settings
+from copfl.comparison.rows.entry_settings import RowSettings, row_settings
 from copfl.comparison.rows.spaces import cells, grid_of, tried_values
 from copfl.errors import UsageError
 from copfl.settings.complete import complete
@@ -99,6 +99,14 @@ def test_what_is_set_for_all_reaches_those_it_concerns() -> None:
     assert row_settings(copfl, base).concerns("copfl")
     assert not row_settings(plain, base).concerns("copfl")
     assert row_settings(plain, base).concerns("run")
+
+
+def test_a_class_of_a_program_has_its_own_options_under_its_name() -> None:
+    entry = Entry("Mine@0123456789ab", "Mine", {"algorithm": {"weights": "equal"}})
+    row = RowSettings(entry, "sgd", [])
+    assert row.concerns("Mine")
+    tables: Tables = {"Mine": {"strength": 0.3}, "fedprox": {"mu": 1.0}, "sgd": {"lr": 0.1}}
+    assert row.concerning(tables) == {"algorithm": {"strength": 0.3}, "optimizer": {"lr": 0.1}}
 
 
 def test_an_optimizer_for_all_gives_way_to_an_entrys_own() -> None:

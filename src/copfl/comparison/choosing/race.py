@@ -179,7 +179,7 @@ class Race:
             row = row_settings(entry, self.base)
             concerned = {key: values for key, values in grid.items() if row.concerns(key[0])}
             for cell in cells(concerned):
-                label = f"{entry.label} {described(cell, 'optimizer', 'algorithm', entry.name)}".strip()
+                label = f"{entry.label} {described(cell, 'optimizer', 'algorithm', entry.title)}".strip()
                 candidates.append(self.candidate(row._replace(entry=entry._replace(label=label)), cell))
         return candidates
 

@@ -362,7 +362,7 @@ def _tuning(comparison: Comparison) -> Table:
     rows, metric = [], comparison.metric
     searched = any(row.tuned.space for row in comparison.rows)
     for row in comparison.rows:
-        silent = "optimizer", "algorithm", row.entry.name
+        silent = "optimizer", "algorithm", row.entry.title
         tried = [f"{described(t.settings, *silent)}: {metric.text(t.accuracy)}" for t in row.tuned.complete]
         count = [str(len(row.tuned.trials))] if searched else []
         rows.append([row.label, *count, described(row.tuned.chosen, *silent) or "-", ", ".join(tried) or "-"])

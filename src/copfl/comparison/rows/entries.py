@@ -14,6 +14,7 @@ from copfl.settings import arguments, content, named_code, user_code
 from copfl.settings.arguments import plain
 from copfl.settings.checking import parameters_of
 from copfl.settings.components import factory_of, usual_optimizer
+from copfl.settings.record import without_digest
 from copfl.settings.toml import Tables
 from copfl.settings.values import layer_of
 
@@ -36,6 +37,11 @@ class Entry(NamedTuple):
     label: str
     settings: Tables
     optional: bool = False  # left out, if it cannot train on the task
+
+    @property
+    def title(self) -> str:
+        """Of the table of its own settings, as people write it: the name, without the hash of a class of a program."""
+        return without_digest(self.name)
 
 
 Row = str | Entry | AnyAlgorithm | type[AnyAlgorithm]

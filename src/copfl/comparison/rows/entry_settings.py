@@ -37,11 +37,11 @@ class RowSettings(NamedTuple):
 
     def concerns(self, title: str) -> bool:
         """Whether a table of this title is for this row; one named after another algorithm is not."""
-        return title in KINDS or title in (self.entry.name, self.optimizer)
+        return title in KINDS or title in (self.entry.title, self.optimizer)
 
     def concerning(self, tables: Base) -> Tables:
         """The tables that are for this row, by kind: [copfl] is [algorithm] of its rows, and not of others."""
-        kinds = {self.entry.name: "algorithm", self.optimizer: "optimizer"}
+        kinds = {self.entry.title: "algorithm", self.optimizer: "optimizer"}
         result: Tables = {}
         for title, table in tables.items():
             kind = title if title in KINDS else kinds.get(title)

@@ -434,6 +434,26 @@ def secure_masks(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @smoke
+def first_run(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], **_: Any) -> None:
+        out = Path(next(word for word in command if word.startswith("--out=")).partition("=")[2])
+        out.mkdir()
+        for name in ("choice.json", "rounds.jsonl"):
+            (out / name).write_text(command[-2] if differs else "the same")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["first_run.py", "--repeat=2", f"--out={folder / 'record.json'}"])
+    differs = False
+    module.main()
+    record = json.loads((folder / "record.json").read_text())
+    assert {way: len(seconds) for way, seconds in record["seconds"].items()} == dict.fromkeys(module.WAYS, 2)
+    differs = True
+    with pytest.raises(SystemExit, match="differ in choice"):
+        module.main()
+
+
+@smoke
 def startup(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Started:
         """A command that ends after its first round."""

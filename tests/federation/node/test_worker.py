@@ -102,8 +102,13 @@ def test_the_process_that_receives_messages_imports_no_torch(module: str) -> Non
 
 
 def test_a_worker_gives_the_same_bytes_survives_kills_and_ends_above_its_memory(
-    nodes: list[dict[str, Any]], tmp_path: Path
+    nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    hostile = tmp_path / "here"  # the folder in which the node was started
+    hostile.mkdir()
+    for name in ("torch", "random", "copfl"):
+        (hostile / f"{name}.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.chdir(hostile)
     content, folder, started = message(tmp_path), folder_of(nodes[0]), time.time()
     expected = asked(nodes[1], content)
     answers: list[Content] = []

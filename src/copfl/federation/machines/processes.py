@@ -36,7 +36,7 @@ def tagged(tag: str) -> list[int]:
 
 def start_watcher(tag: str) -> subprocess.Popen[bytes]:
     """A process that kills all processes with this tag once its stdin is closed, as this one ends."""
-    command = [sys.executable, "-m", "copfl.federation.machines.processes", tag]
+    command = [sys.executable, "-P", "-m", "copfl.federation.machines.processes", tag]
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 

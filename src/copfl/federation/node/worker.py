@@ -87,6 +87,7 @@ def _connection(folder: Path, process: int) -> Connection:
             number = str(listener.fileno())
             command = [
                 sys.executable,
+                "-P",  # a file random.py in this folder must not take the place of Python's
                 "-m",
                 "copfl.federation.node.worker",
                 str(folder),

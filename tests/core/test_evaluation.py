@@ -29,6 +29,11 @@ def losses_of_the_global_model(algorithm: AnyAlgorithm) -> list[Any]:
     return [round.clients["test_loss_global"] for round in rounds]
 
 
+@pytest.fixture(scope="module")
+def of_fedavg() -> list[Any]:
+    return losses_of_the_global_model(FedAvg())
+
+
 # Their global model is FedAvg's, whatever else a client trains and predicts with.
 AROUND_FEDAVG: dict[str, AnyAlgorithm] = {
     "apfl": APFL(),
@@ -45,9 +50,10 @@ AROUND_FEDAVG: dict[str, AnyAlgorithm] = {
 
 
 @pytest.mark.parametrize("name", AROUND_FEDAVG)
-def test_the_global_model_has_its_own_statistics_and_not_those_of_a_personal_model(name: str) -> None:
-    expected = losses_of_the_global_model(FedAvg())
-    np.testing.assert_allclose(losses_of_the_global_model(AROUND_FEDAVG[name]), expected, rtol=1e-9)
+def test_the_global_model_has_its_own_statistics_and_not_those_of_a_personal_model(
+    name: str, of_fedavg: list[Any]
+) -> None:
+    np.testing.assert_allclose(losses_of_the_global_model(AROUND_FEDAVG[name]), of_fedavg, rtol=1e-9)
 
 
 def test_addons_of_the_predictions_do_not_change_the_global_model_of_copfl() -> None:

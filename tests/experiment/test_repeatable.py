@@ -20,7 +20,6 @@ from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.experiment.result import Result
 from copfl.models import SmallCNN
-from copfl.parts.averaging import Averaging
 from copfl.parts.mamo import CHANGES
 from copfl.settings import presets
 from copfl.testing import TOLERANCE, add_lora
@@ -91,16 +90,15 @@ def is_tried(name: str, options: dict[str, Any]) -> bool:
     """Whether the quick suite tries them.
 
     With its defaults every algorithm is repeated by test_testing.py, but for KT-pFL, which has public samples
-    here. The weight of an upload is one function of `Averaging`: it is tried with each algorithm that adds up
-    uploads in its own way.
+    here. An option is one function that several algorithms call: it is tried with the first that has it. Of the
+    values of an option of CO-PFL the last is tried: that none of them has a side effect, test_testing.py has.
     """
-    algorithm: Any = ALGORITHMS[name]
     if not options:
         return name == "ktpfl"
-    own = any(
-        getattr(algorithm, step) is not getattr(Averaging, step) for step in ("summand", "server_update")
-    )
-    return options.keys() != {"weights"} or name == "fedavg" or own
+    if name == "copfl":
+        option = next(iter(options))
+        return options == [other for other in variants(name) if option in other][-1]
+    return name == next(other for other in ALGORITHMS if options in variants(other))
 
 
 # A number that is drawn without the seed shows between the engines, too. COPFL_SLOW=1: everything, byte for

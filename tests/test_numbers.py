@@ -24,7 +24,7 @@ from copfl.experiment.preparation import prepare
 from copfl.experiment.result import Experiment, Result
 from copfl.settings.complete import complete
 from copfl.wire import Head
-from tests.kinds import KINDS
+from tests.kinds import KINDS, quick
 from tests.slow import slow
 from tests.toys import divided, only_model, slopes
 
@@ -125,7 +125,7 @@ def diverging(name: str, **run: Any) -> tuple[Experiment, State, list[Round]]:
 
 
 # These have no learning rate.
-@pytest.mark.parametrize("name", sorted({*WITHOUT_ADAPTERS} - {"levels", "trees", "wide_levels"}))
+@pytest.mark.parametrize("name", quick(sorted({*WITHOUT_ADAPTERS} - {"levels", "trees", "wide_levels"})))
 def test_the_server_is_unchanged_if_every_client_diverges(name: str) -> None:
     e, state, shown = diverging(name, rounds=2)
     if any(round.clients["healthy"].any() for round in shown):

@@ -267,7 +267,11 @@ def test_no_sum_is_of_few_rows(bins: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [Trees(least=2, group=3), Trees(alone=True), Trees(rows=0.5, columns=0.5, intercept=False)]
+    "how",
+    [
+        Trees(rows=0.5, columns=0.5, intercept=False),  # it draws; with its defaults: tests/test_testing.py
+        *(pytest.param(how, marks=slow) for how in (Trees(least=2, group=3), Trees(alone=True))),
+    ],
 )
 def test_laws(how: Trees) -> None:
     check_algorithm(how, rounds=6)

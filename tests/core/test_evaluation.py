@@ -18,6 +18,7 @@ from copfl.core import AnyAlgorithm, Experts
 from copfl.core.evaluation import with_statistics
 from copfl.testing import small_federation
 from copfl.wrappers.addons import with_addons
+from tests.kinds import quick
 from tests.toys import rounds_of, slopes
 
 SIZES = (9, 6, 12)
@@ -49,7 +50,11 @@ AROUND_FEDAVG: dict[str, AnyAlgorithm] = {
 }
 
 
-@pytest.mark.parametrize("name", AROUND_FEDAVG)
+# Quick: two models mixed by outputs and by weights, one beside the shared one, features, and each add-on.
+USUAL = ("apfl, weights", "ditto", "fedpoe", "knn_per", "apfl, bn_stats, ema")
+
+
+@pytest.mark.parametrize("name", quick(AROUND_FEDAVG, USUAL))
 def test_the_global_model_has_its_own_statistics_and_not_those_of_a_personal_model(
     name: str, of_fedavg: list[Any]
 ) -> None:

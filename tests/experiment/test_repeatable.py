@@ -25,8 +25,9 @@ from copfl.settings import presets
 from copfl.testing import TOLERANCE, add_lora
 from copfl.wrappers.attacks import ATTACKS
 from copfl.wrappers.robust import ROBUST_RULES
+from tests.kinds import quick
 from tests.options import shown, variants
-from tests.slow import SLOW
+from tests.slow import SLOW, slow
 from tests.toys import only_model
 
 SIZES = (5, 7, 6)  # of the clients: unequal, so that some steps have padding
@@ -118,7 +119,8 @@ def test_every_algorithm_with_every_option(name: str, options: dict[str, Any]) -
     how(lambda engine: result_of(name, engine, {"algorithm_options": options}))
 
 
-@pytest.mark.parametrize("preset", presets.names())
+# That none of them has a side effect, tests/test_testing.py has.
+@pytest.mark.parametrize("preset", quick(presets.names(), presets.names()[:1]))
 def test_every_preset(preset: str) -> None:
     tables = presets.preset(preset, [{"run": {"rounds": 3}}])  # but for its data
     settings = {"algorithm_options": {key: v for key, v in tables["algorithm"].items() if key != "name"}}
@@ -142,16 +144,27 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+# Quick: what draws by itself, and one of each kind that changes how steps are taken or uploads are added up.
+USUAL: list[dict[str, Any]] = [
+    *(one for one in SETTINGS if {"privacy", "attack", "participation", "buffers", "server"} & one.keys()),
+    {"optimizer": {"name": "mamo", "change": CHANGES[-1]}},
+    {"optimizer": {"name": "adam", "keep": True}},
+    {"addons": {"lr_schedule": "cosine"}},
+    {"robust": {"name": "median"}},
+]
+
+
+@pytest.mark.parametrize(
+    "settings", [pytest.param(one, id=str(one), marks=[] if one in USUAL else slow) for one in SETTINGS]
+)
 def test_every_optimizer_and_wrapper(settings: dict[str, Any]) -> None:
     draws = {"privacy", "attack", "participation"} & settings.keys()  # besides what the model draws
     how = check_bytes if draws or SLOW else check
     how(lambda engine: result_of("copfl", engine, settings))
 
 
-@pytest.mark.parametrize(
-    "name", ["apfl", "fedpac", "fedpoe", "ktpfl"]
-)  # mixtures, and no weights at the server
+# Mixtures, and no weights at the server.
+@pytest.mark.parametrize("name", quick(["apfl", "fedpac", "fedpoe", "ktpfl"], ["apfl", "ktpfl"]))
 def test_local_statistics_of_other_models(name: str) -> None:
     check(lambda engine: result_of(name, engine, {"addons": {"bn_stats": "local", "ema": 0.9}}))
 

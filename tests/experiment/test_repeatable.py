@@ -87,19 +87,22 @@ def check_bytes(run: Callable[[str], Result]) -> None:
         assert torch.equal(one, again), f"two runs differ in {path}"
 
 
+VARIANTS = {name: variants(name) for name in ALGORITHMS}
+
+
 def is_tried(name: str, options: dict[str, Any]) -> bool:
     """Whether the quick suite tries them.
 
     With its defaults every algorithm is repeated by test_testing.py, but for KT-pFL, which has public samples
-    here. An option is one function that several algorithms call: it is tried with the first that has it. Of the
-    values of an option of CO-PFL the last is tried: that none of them has a side effect, test_testing.py has.
+    here. An option is one function that several algorithms call: it is tried with the first that has it, at the
+    last of its values. That no value of CO-PFL has a side effect, test_testing.py has.
     """
     if not options:
         return name == "ktpfl"
-    if name == "copfl":
-        option = next(iter(options))
-        return options == [other for other in variants(name) if option in other][-1]
-    return name == next(other for other in ALGORITHMS if options in variants(other))
+    option = next(iter(options))
+    every = [(other, one) for other, own in VARIANTS.items() for one in own if next(iter(one), "") == option]
+    first, _ = every[0]
+    return (name, options) == [(other, one) for other, one in every if other == first][-1]
 
 
 # A number that is drawn without the seed shows between the engines, too. COPFL_SLOW=1: everything, byte for
@@ -108,7 +111,7 @@ CASES = [
     (name, options)
     for name, algorithm in ALGORITHMS.items()
     if not only_model(algorithm)  # which draws nothing: algorithms/test_levels.py, test_trees.py
-    for options in variants(name)
+    for options in VARIANTS[name]
     if SLOW or is_tried(name, options)
 ]
 

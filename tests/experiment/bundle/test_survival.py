@@ -124,6 +124,7 @@ def test_the_commands_predict_and_evaluate(
     assert "--times are numbers with commas" in refused.err
 
 
+@pytest.mark.usefixtures("one_onnx_table")
 @pytest.mark.parametrize("run", ["cox", "discrete"])
 def test_other_programs_get_the_same_outputs(
     run: str, folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -21,8 +21,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of those processes wo
 import pytest
 from hypothesis import settings
 
+from tests.slow import SLOW
+
 sys.dont_write_bytecode = False  # or the workers of pytest would hand that variable on
-settings.register_profile("copfl", deadline=None, max_examples=25, derandomize=True)
+settings.register_profile("copfl", deadline=None, max_examples=25 if SLOW else 12, derandomize=True)
 settings.load_profile("copfl")
 
 # A shell starts what runs in its background with Ctrl-C ignored, and so would be everything that the tests
@@ -133,6 +135,13 @@ def one_command_line() -> Iterator[None]:
     import typer
 
     with mock.patch.object(typer.main, "get_command", functools.cache(typer.main.get_command)):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_search_for_words() -> Iterator[None]:
+    """The words of a document, which take long on purpose, are made once, and not by each who compares them."""
+    with mock.patch.object(hashlib, "scrypt", functools.cache(hashlib.scrypt)):
         yield
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import copfl
+from tests.slow import SLOW
 
 # Modules that nothing of copfl needs: the attacker's in the current folder, of the standard library and installed.
 BAIT = ("evilmod", "evilpkg", "antigravity", "this", "turtledemo", "pip", "mypy")
@@ -101,6 +102,8 @@ def bait(folder: Path) -> Path:
 
 
 # Random changes of a file
+
+COUNT = 1000 if SLOW else 50  # versions of each file; the rare ones are found every night, with COPFL_SLOW=1
 
 VALUES: tuple[Any, ...] = (
     None,

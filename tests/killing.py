@@ -3,7 +3,7 @@
     python -m tests.killing FOLDER [kill] [some] [full] [clock]    default: kill, full and clock
 
     kill     the folder as SIGKILL before the first, second, ... open, rename or sync leaves it
-    some     the same before every third of them
+    some     the same before every sixth of them
     full     that operation fails as on a full disk, or no file may grow
     clock    SIGKILL or Ctrl-C at random times, in runs that measure which engine is fastest
 
@@ -182,7 +182,7 @@ def stopped(how: str, folder: Path) -> None:
     assert len(expected) == 10, "rounds.jsonl, and the bundles of two clients and of the server"
     stops = times(folder)
     if how in ("kill", "some"):
-        stops = itertools.islice(kills(folder), 0, None, 1 if how == "kill" else 3)
+        stops = itertools.islice(kills(folder), 0, None, 1 if how == "kill" else 6)
     elif how == "full":
         stops = itertools.chain(limits(folder), failures(folder))
     for what, path in stops:

@@ -56,12 +56,10 @@ from copfl.settings import named_code, toml
 from copfl.settings.complete import complete
 from tests.commands import called
 from tests.federation.network import CONFIG, digits, play, write_nodes
-from tests.hostile import WATCH, bait, forbidden, json_versions, places, versions
-from tests.slow import SLOW
+from tests.hostile import COUNT, WATCH, bait, forbidden, json_versions, places, versions
 
 Capture = pytest.CaptureFixture[str]
 Change = Callable[[Path], None]
-COUNT = 1000 if SLOW else 250  # changed versions of each file
 BASE: dict[str, dict[str, Any]] = {"run": {"rounds": 1, "clients": 2}, "model": {"name": "mlp", "width": 4}}
 SMALL: dict[str, Any] = {"clients": 2, "rounds": 1, "engine": "sequential", "batch_size": 256}
 

@@ -22,11 +22,16 @@ from hypothesis import strategies as st
 
 from copfl.errors import CopflError
 from copfl.federation.server.rounds import numbers
+from tests.slow import SLOW
 from tests.texts import CHARACTERS
 
 CORPUS = sorted((Path(__file__).parent / "corpus").iterdir())
 MIB = 2048  # memory that a reader may allocate
-quick = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+# Of each reader. The fuzzer tries a million.
+EXAMPLES = 40 if SLOW else 15
+quick = settings(
+    max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+)
 
 
 def is_accepted(name: str, data: bytes) -> bool:
@@ -50,7 +55,7 @@ def test_inputs_that_failed_once(path: Path) -> None:
 def test_changed_examples(name: str) -> None:
     """The same cases in every run. The first ones are the unchanged examples; some must be accepted."""
     draw, examples = random.Random(name), TARGETS[name].examples()
-    cases = [*examples, *(changed(draw, examples) for _ in range(40 - len(examples)))]
+    cases = [*examples, *(changed(draw, examples) for _ in range(EXAMPLES - len(examples)))]
     assert sum(is_accepted(name, data) for data in cases) > 0
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-import copfl
-
-SOURCE = Path(copfl.__file__).parent
+from tests.sources import SOURCE, parsed
 
 LEVELS: list[set[str]] = [
     {"errors"},
@@ -59,7 +58,7 @@ def package(module: str) -> str:
     return module.split(".")[0]
 
 
-def imported(nodes: list[ast.AST]) -> set[str]:
+def imported(nodes: Iterable[ast.AST]) -> set[str]:
     """The modules of copfl that these import statements name."""
     names = set()
     for node in nodes:
@@ -73,14 +72,11 @@ def imported(nodes: list[ast.AST]) -> set[str]:
 
 
 @cache
-def parsed(module: str) -> ast.Module:
-    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
-
-
-@cache
-def import_nodes(module: str) -> list[ast.AST]:
+def import_nodes(module: str) -> list[ast.Import | ast.ImportFrom]:
     """At the top, in a function, or for the type checker alone."""
-    return [node for node in ast.walk(parsed(module)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [
+        node for node in ast.walk(parsed(MODULES[module])) if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
 
 
 @cache
@@ -91,7 +87,7 @@ def all_imports(module: str) -> set[str]:
 @cache
 def imports_on_load(module: str) -> set[str]:
     """What loads with the module, and what the type checker reads; not what a function imports when it is called."""
-    waiting: list[ast.AST] = list(parsed(module).body)
+    waiting: list[ast.AST] = list(parsed(MODULES[module]).body)
     nodes = []
     while waiting:
         node = waiting.pop()
@@ -190,7 +186,7 @@ def test_the_core_needs_torch_and_numpy_alone() -> None:
             "data",
         ):
             continue
-        for node in parsed(name).body:  # only what loads with the file
+        for node in parsed(MODULES[name]).body:  # only what loads with the file
             tops = set()
             if isinstance(node, ast.Import):
                 tops = {alias.name.split(".")[0] for alias in node.names}
@@ -225,11 +221,15 @@ def test_no_comprehension_hides_a_name_that_its_function_uses() -> None:
     """Python 3.12.1 looks for such a name among the variables, and ends with an UnboundLocalError."""
     code = "def f(all):\n a = {g for g in all}\n b = (g for g in all)\n return [g(x) for x in all]"
     assert hidden_names(ast.parse(code), {"g"}) == {"g"}
-    for name, path in modules().items():
-        tree = ast.parse(path.read_text("utf-8"))
-        imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-        of_module = {alias.asname or alias.name for node in imports for alias in node.names}
+    for name, path in MODULES.items():
+        tree = parsed(path)
+        of_module = {alias.asname or alias.name for node in import_nodes(name) for alias in node.names}
         of_module |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        nodes = list(ast.walk(tree))
+        loops = [node.target for node in nodes if isinstance(node, ast.comprehension)]
+        variables = {node.id for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Name)}
+        if not variables & of_module:
+            continue
+        functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
         hidden = {function.name: hidden_names(function, of_module) for function in functions}
         assert not any(hidden.values()), name

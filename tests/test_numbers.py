@@ -24,6 +24,8 @@ from copfl.experiment.preparation import prepare
 from copfl.experiment.result import Experiment, Result
 from copfl.settings.complete import complete
 from copfl.wire import Head
+from tests.kinds import KINDS, quick
+from tests.slow import slow
 from tests.toys import divided, only_model, slopes
 
 SMALL: dict[str, Any] = {
@@ -59,8 +61,18 @@ def degenerate(name: str, parts: tuple[tuple[int, ...], ...], **more: Any) -> Re
     return copfl.run(name, samples(), partition=Partition(indices, indices, "by hand"), batch=64, **how)
 
 
-@pytest.mark.parametrize("federation", FEDERATIONS)
-@pytest.mark.parametrize("name", WITHOUT_ADAPTERS)
+# Every algorithm where a variance, a split or a batch of one client can be none at all; the others of their kinds.
+HARDEST = "one sample each"
+
+
+@pytest.mark.parametrize(
+    ("name", "federation"),
+    [
+        pytest.param(name, federation, marks=[] if federation == HARDEST or name in KINDS else slow)
+        for name in WITHOUT_ADAPTERS
+        for federation in FEDERATIONS
+    ],
+)
 def test_degenerate_federations(name: str, federation: str) -> None:
     result = degenerate(name, FEDERATIONS[federation])
     assert tree.finite((result.state.server, result.state.clients.saved()))
@@ -113,7 +125,7 @@ def diverging(name: str, **run: Any) -> tuple[Experiment, State, list[Round]]:
 
 
 # These have no learning rate.
-@pytest.mark.parametrize("name", sorted({*WITHOUT_ADAPTERS} - {"levels", "trees", "wide_levels"}))
+@pytest.mark.parametrize("name", quick(sorted({*WITHOUT_ADAPTERS} - {"levels", "trees", "wide_levels"})))
 def test_the_server_is_unchanged_if_every_client_diverges(name: str) -> None:
     e, state, shown = diverging(name, rounds=2)
     if any(round.clients["healthy"].any() for round in shown):

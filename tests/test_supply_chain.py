@@ -32,6 +32,7 @@ from copfl.engine import checkpoint
 from copfl.errors import CopflError, DataError
 from copfl.experiment.bundle.bundle import load
 from copfl.files import write_bytes
+from tests.sources import parsed
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src" / "copfl").rglob("*.py"))
@@ -76,7 +77,7 @@ ARCHIVE_METHODS = {"extractall", "extract"}  # nothing is unpacked to disk
 @functools.cache
 def nodes_of(path: Path) -> list[ast.AST]:
     """The calls and the imports of a file."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    nodes = ast.walk(parsed(path))
     return [node for node in nodes if isinstance(node, ast.Call | ast.Import | ast.ImportFrom)]
 
 

@@ -20,6 +20,7 @@ from copfl.settings import presets
 from copfl.settings.checking import with_options
 from copfl.testing import LAWS, algorithm_checks, check_algorithm
 from tests.options import shown, variants
+from tests.slow import slow
 
 # To do it twice is to repeat it; as often as by default: engine/test_seed_batching.py and
 # flower/test_rounds.py.
@@ -38,6 +39,7 @@ def test_the_engines_agree_on_adapters_without_norms(name: str) -> None:
     dict(algorithm_checks(ALGORITHMS[name](), norm="none", rounds=1))["engines agree"]()
 
 
+@slow  # that the engines agree with both: engine/test_mapping.py
 def test_variants_obey_the_contract_too() -> None:
     check_algorithm(FedPer(Adam(keep=True), epochs=2, personal=("norms",)), rounds=2, batch=6)
     as_published = COPFL(

@@ -41,6 +41,7 @@ from copfl.models.networks import MLP, Linear
 from copfl.parts.mixed_model import Variances, contrasts_of
 from copfl.tables import as_text
 from copfl.testing import check_algorithm
+from tests.slow import slow
 from tests.toys import everything, rounds_of
 
 Floats = NDArray[np.float64]
@@ -477,7 +478,12 @@ def test_bundles_predict_as_the_run_did(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "algorithm", [Levels(varying="all"), Levels(varying="none"), Levels(alone=True)], ids=str
+    "algorithm",
+    [
+        Levels(varying="all"),
+        *(pytest.param(one, marks=slow) for one in (Levels(varying="none"), Levels(alone=True))),
+    ],
+    ids=str,
 )
 def test_every_variant_obeys_the_contract(algorithm: Levels) -> None:
     check_algorithm(algorithm, rounds=2, batch=6)

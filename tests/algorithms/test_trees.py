@@ -25,6 +25,7 @@ from copfl.models.trees import Trees as TreesModel
 from copfl.parts.boosting import NEVER, Bins, merged
 from copfl.settings.complete import complete
 from copfl.testing import check_algorithm
+from tests.slow import slow
 from tests.toys import rounds_of
 
 Floats = NDArray[np.float64]
@@ -266,7 +267,11 @@ def test_no_sum_is_of_few_rows(bins: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [Trees(least=2, group=3), Trees(alone=True), Trees(rows=0.5, columns=0.5, intercept=False)]
+    "how",
+    [
+        Trees(rows=0.5, columns=0.5, intercept=False),  # it draws; with its defaults: tests/test_testing.py
+        *(pytest.param(how, marks=slow) for how in (Trees(least=2, group=3), Trees(alone=True))),
+    ],
 )
 def test_laws(how: Trees) -> None:
     check_algorithm(how, rounds=6)
@@ -291,11 +296,22 @@ class Unknown(Trees):
         return None
 
 
-@pytest.mark.parametrize("paired", [0, 1000])
+# Quick: each option with each way to add up, and each kind of target with one of them. COPFL_SLOW=1: all of all.
+OPTIONS: list[dict[str, Any]] = [
+    *({"own": 1}, {"intercept": False}, {"rows": 0.7}, {"group": 3, "intercept": False})
+]
+USUAL = {(0, "three classes"), (1000, "two values")}
+
+
 @pytest.mark.parametrize(
-    "options", [{"own": 1}, {"intercept": False}, {"rows": 0.7}, {"group": 3, "intercept": False}]
+    ("name", "options", "paired"),
+    [
+        pytest.param(name, options, paired, marks=[] if (paired, name) in USUAL else slow)
+        for name in ("two values", "two classes", "three classes")
+        for options in OPTIONS
+        for paired in (0, 1000)
+    ],
 )
-@pytest.mark.parametrize("name", ["two values", "two classes", "three classes"])
 def test_sites_that_are_added_up_together_send_the_same_bits(
     name: str, options: dict[str, Any], paired: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -665,7 +665,7 @@ def wait_for(path: Path, lines: int, process: subprocess.Popen[Any]) -> None:
 @pytest.mark.long
 def test_stopped_at_every_moment_it_goes_on_as_if_nothing_was(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
-    ways = {"kill": 30, "full": 30, "clock": 8} if SLOW else {"some": 10}
+    ways = {"kill": 30, "full": 30, "clock": 8} if SLOW else {"some": 6}
     words = [sys.executable, "-m", "tests.killing", str(tmp_path), *ways]
     done = subprocess.run(words, cwd=root, capture_output=True, text=True, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr

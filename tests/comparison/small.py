@@ -31,7 +31,7 @@ def base(data: Path, **run: Any) -> Tables:
         "data": {"name": str(data)},
         "model": {"name": "mlp", "width": 4},
         "partition": {"name": "iid"},
-        "run": {"clients": 2, "rounds": 3, "batch": 20, "engine": "vmap", **run},
+        "run": {"clients": 2, "rounds": 3, "batch": 20, "engine": "vmap", "rivals": False, **run},
     }
 
 

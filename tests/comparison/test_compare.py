@@ -503,7 +503,8 @@ print(found)
 
 def test_the_rivals_stand_beside_the_rows(tmp_path: Path, data: Path) -> None:
     """Each seed has its partition; the paired differences to the best rival are by hand those of the clients."""
-    found = untuned(["fedavg", "local"], seeds=[0, 1], base_tables=base(data), out=tmp_path / "out")
+    tables = base(data, rivals=True)
+    found = untuned(["fedavg", "local"], seeds=[0, 1], base_tables=tables, out=tmp_path / "out")
     rivals = found.rivals
     assert rivals is not None
     assert len(rivals.of_seeds) == 2

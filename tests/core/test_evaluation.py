@@ -18,6 +18,7 @@ from copfl.core import AnyAlgorithm, Experts
 from copfl.core.evaluation import with_statistics
 from copfl.testing import small_federation
 from copfl.wrappers.addons import with_addons
+from tests.kinds import quick
 from tests.toys import rounds_of, slopes
 
 SIZES = (9, 6, 12)
@@ -27,6 +28,11 @@ def losses_of_the_global_model(algorithm: AnyAlgorithm) -> list[Any]:
     task, federation = small_federation("batch", SIZES)
     rounds = rounds_of(algorithm, task, federation, 3, batch=4, eval_every=1)[1]
     return [round.clients["test_loss_global"] for round in rounds]
+
+
+@pytest.fixture(scope="module")
+def of_fedavg() -> list[Any]:
+    return losses_of_the_global_model(FedAvg())
 
 
 # Their global model is FedAvg's, whatever else a client trains and predicts with.
@@ -44,10 +50,15 @@ AROUND_FEDAVG: dict[str, AnyAlgorithm] = {
 }
 
 
-@pytest.mark.parametrize("name", AROUND_FEDAVG)
-def test_the_global_model_has_its_own_statistics_and_not_those_of_a_personal_model(name: str) -> None:
-    expected = losses_of_the_global_model(FedAvg())
-    np.testing.assert_allclose(losses_of_the_global_model(AROUND_FEDAVG[name]), expected, rtol=1e-9)
+# Quick: two models mixed by outputs and by weights, one beside the shared one, features, and each add-on.
+USUAL = ("apfl, weights", "ditto", "fedpoe", "knn_per", "apfl, bn_stats, ema")
+
+
+@pytest.mark.parametrize("name", quick(AROUND_FEDAVG, USUAL))
+def test_the_global_model_has_its_own_statistics_and_not_those_of_a_personal_model(
+    name: str, of_fedavg: list[Any]
+) -> None:
+    np.testing.assert_allclose(losses_of_the_global_model(AROUND_FEDAVG[name]), of_fedavg, rtol=1e-9)
 
 
 def test_addons_of_the_predictions_do_not_change_the_global_model_of_copfl() -> None:

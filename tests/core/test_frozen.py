@@ -20,6 +20,7 @@ from copfl.data.samples import Dataset, Samples
 from copfl.engine.mapping import Mapping, sequential, vmap
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import UsageError
+from tests.kinds import quick
 
 SIZES = (7, 5, 9)
 
@@ -95,7 +96,10 @@ def test_the_vector_has_the_trained_entries_alone() -> None:
     assert torch.equal(made.where("up", "down"), made.where("up.*", "down.w*"))
 
 
-@pytest.mark.parametrize("name", ["copfl", "fedavg", "fedrep", "apfl", "ditto"])
+# Quick: masks, phases and a mixture, which call a model in three ways. COPFL_SLOW=1: also a mean and a pull.
+@pytest.mark.parametrize(
+    "name", quick(["copfl", "fedavg", "fedrep", "apfl", "ditto"], ("copfl", "fedrep", "apfl"))
+)
 def test_all_engines_are_equal_with_frozen_parts_and_dropout(name: str) -> None:
     made = task()
     batched = made.with_batching(data=tree.row(federation().train.rows([0]), 0))

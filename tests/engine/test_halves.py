@@ -15,6 +15,7 @@ from copfl.errors import UsageError
 from copfl.experiment.result import Experiment
 from copfl.experiment.training import execute
 from tests.audit.small import SIZES, experiment
+from tests.slow import slow
 
 ENGINES: dict[str, dict[str, Any]] = {
     "sequential": {"engine": "sequential"},
@@ -48,8 +49,15 @@ def loss_with(e: Experiment, clients: Any, server: Any, n: int) -> float:
         return float(e.task.scores(model, tree.row(e.federation.train.rows([n]), 0)).loss)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedper", "copfl"])
-@pytest.mark.parametrize("engine", ENGINES)
+# Quick: masks with every engine, and the others with one.
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [
+        pytest.param(engine, name, marks=[] if name == "copfl" or engine == "vmap" else slow)
+        for engine in ENGINES
+        for name in ("fedavg", "fedper", "copfl")
+    ],
+)
 def test_differences_are_those_of_the_servers_of_each_half(name: str, engine: str) -> None:
     plain = experiment(ALGORITHMS[name](), **ENGINES[engine])
     by_hand: list[list[float]] = []

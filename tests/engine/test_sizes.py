@@ -15,6 +15,7 @@ from copfl.engine import sizes
 from copfl.engine.mapping import sequential, vmap
 from copfl.engine.sizes import groups_of
 from copfl.testing import small_federation
+from tests.slow import slow
 from tests.toys import rounds_of
 
 SIZES = (5, 40, 3, 12, 37)
@@ -49,8 +50,16 @@ def test_a_giant_is_a_group_of_its_own_and_equal_clients_are_one() -> None:
         ]
 
 
-@pytest.mark.parametrize("algorithm", [COPFL(), FedPer(Adam(keep=True))], ids=["copfl", "kept Adam"])
-@pytest.mark.parametrize("participation", [1.0, 0.6])
+@pytest.mark.parametrize(
+    ("algorithm", "participation"),
+    [
+        (COPFL(), 0.6),
+        (FedPer(Adam(keep=True)), 1.0),
+        pytest.param(COPFL(), 1.0, marks=slow),
+        pytest.param(FedPer(Adam(keep=True)), 0.6, marks=slow),
+    ],
+    ids=["copfl, some", "kept Adam, all", "copfl, all", "kept Adam, some"],
+)
 def test_groups_agree_with_one_client_after_the_other(
     algorithm: AnyAlgorithm, participation: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

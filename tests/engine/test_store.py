@@ -19,6 +19,7 @@ from copfl.engine.store import DiskStore, MemoryStore
 from copfl.errors import RunError
 from copfl.testing import small_federation
 from tests.commands import found
+from tests.slow import slow
 from tests.toys import slopes
 
 
@@ -66,7 +67,11 @@ def same(a: object, b: object) -> bool:
     return all(torch.equal(x, y) for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True))
 
 
-@pytest.mark.parametrize("algorithm", [COPFL(), COPFL(optimizer=Adam(keep=True)), FedAvg()], ids=repr)
+@pytest.mark.parametrize(
+    "algorithm",
+    [pytest.param(COPFL(), marks=slow), COPFL(optimizer=Adam(keep=True)), FedAvg()],
+    ids=repr,
+)
 def test_on_disk_is_in_memory_bit_for_bit(algorithm: AnyAlgorithm, tmp_path: Path) -> None:
     task, federation = small_federation("batch", SIZES)
     memory, disk = (begin(algorithm, task, len(SIZES), path) for path in (None, tmp_path / "states"))

@@ -20,14 +20,14 @@ from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.experiment.result import Result
 from copfl.models import SmallCNN
-from copfl.parts.averaging import Averaging
 from copfl.parts.mamo import CHANGES
 from copfl.settings import presets
 from copfl.testing import TOLERANCE, add_lora
 from copfl.wrappers.attacks import ATTACKS
 from copfl.wrappers.robust import ROBUST_RULES
+from tests.kinds import quick
 from tests.options import shown, variants
-from tests.slow import SLOW
+from tests.slow import SLOW, slow
 from tests.toys import only_model
 
 SIZES = (5, 7, 6)  # of the clients: unequal, so that some steps have padding
@@ -87,20 +87,22 @@ def check_bytes(run: Callable[[str], Result]) -> None:
         assert torch.equal(one, again), f"two runs differ in {path}"
 
 
+VARIANTS = {name: variants(name) for name in ALGORITHMS}
+
+
 def is_tried(name: str, options: dict[str, Any]) -> bool:
     """Whether the quick suite tries them.
 
     With its defaults every algorithm is repeated by test_testing.py, but for KT-pFL, which has public samples
-    here. The weight of an upload is one function of `Averaging`: it is tried with each algorithm that adds up
-    uploads in its own way.
+    here. An option is one function that several algorithms call: it is tried with the first that has it, at the
+    last of its values. That no value of CO-PFL has a side effect, test_testing.py has.
     """
-    algorithm: Any = ALGORITHMS[name]
     if not options:
         return name == "ktpfl"
-    own = any(
-        getattr(algorithm, step) is not getattr(Averaging, step) for step in ("summand", "server_update")
-    )
-    return options.keys() != {"weights"} or name == "fedavg" or own
+    option = next(iter(options))
+    every = [(other, one) for other, own in VARIANTS.items() for one in own if next(iter(one), "") == option]
+    first, _ = every[0]
+    return (name, options) == [(other, one) for other, one in every if other == first][-1]
 
 
 # A number that is drawn without the seed shows between the engines, too. COPFL_SLOW=1: everything, byte for
@@ -109,7 +111,7 @@ CASES = [
     (name, options)
     for name, algorithm in ALGORITHMS.items()
     if not only_model(algorithm)  # which draws nothing: algorithms/test_levels.py, test_trees.py
-    for options in variants(name)
+    for options in VARIANTS[name]
     if SLOW or is_tried(name, options)
 ]
 
@@ -120,7 +122,8 @@ def test_every_algorithm_with_every_option(name: str, options: dict[str, Any]) -
     how(lambda engine: result_of(name, engine, {"algorithm_options": options}))
 
 
-@pytest.mark.parametrize("preset", presets.names())
+# That none of them has a side effect, tests/test_testing.py has.
+@pytest.mark.parametrize("preset", quick(presets.names(), presets.names()[:1]))
 def test_every_preset(preset: str) -> None:
     tables = presets.preset(preset, [{"run": {"rounds": 3}}])  # but for its data
     settings = {"algorithm_options": {key: v for key, v in tables["algorithm"].items() if key != "name"}}
@@ -144,16 +147,27 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+# Quick: what draws by itself, and one of each kind that changes how steps are taken or uploads are added up.
+USUAL: list[dict[str, Any]] = [
+    *(one for one in SETTINGS if {"privacy", "attack", "participation", "buffers", "server"} & one.keys()),
+    {"optimizer": {"name": "mamo", "change": CHANGES[-1]}},
+    {"optimizer": {"name": "adam", "keep": True}},
+    {"addons": {"lr_schedule": "cosine"}},
+    {"robust": {"name": "median"}},
+]
+
+
+@pytest.mark.parametrize(
+    "settings", [pytest.param(one, id=str(one), marks=[] if one in USUAL else slow) for one in SETTINGS]
+)
 def test_every_optimizer_and_wrapper(settings: dict[str, Any]) -> None:
     draws = {"privacy", "attack", "participation"} & settings.keys()  # besides what the model draws
     how = check_bytes if draws or SLOW else check
     how(lambda engine: result_of("copfl", engine, settings))
 
 
-@pytest.mark.parametrize(
-    "name", ["apfl", "fedpac", "fedpoe", "ktpfl"]
-)  # mixtures, and no weights at the server
+# Mixtures, and no weights at the server.
+@pytest.mark.parametrize("name", quick(["apfl", "fedpac", "fedpoe", "ktpfl"], ["apfl", "ktpfl"]))
 def test_local_statistics_of_other_models(name: str) -> None:
     check(lambda engine: result_of(name, engine, {"addons": {"bn_stats": "local", "ema": 0.9}}))
 

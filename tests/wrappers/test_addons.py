@@ -21,6 +21,7 @@ from copfl.wrappers.bn_stats import LocalBnStats
 from copfl.wrappers.ema import Ema
 from copfl.wrappers.lr_schedule import LrSchedule
 from copfl.wrappers.server_optimizer import ServerOptimizer
+from tests.kinds import quick
 from tests.toys import rounds_of, slopes
 
 
@@ -98,7 +99,8 @@ def test_own_statistics_are_those_of_all_own_samples() -> None:
             assert torch.equal(found[: task.d], w[: task.d])
 
 
-@pytest.mark.parametrize("name", ["copfl", "fedavg", "fedpoe"])
+# A plain mean, in which every add-on is tried with another method too: experiment/test_repeatable.py.
+@pytest.mark.parametrize("name", quick(["copfl", "fedavg", "fedpoe"], ["fedavg"]))
 def test_all_addons_together_breaks_no_law(name: str) -> None:
     algorithm = ALGORITHMS[name](optimizer=Adam(lr=1e-2))
     every: dict[str, Any] = {

@@ -29,6 +29,7 @@ from copfl.wrappers.attacks import (
     sign_flip,
 )
 from tests.commands import called
+from tests.slow import slow
 
 HONEST = Update(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 4.0]), None, torch.tensor(6.0))
 KEY = torch.tensor(1)
@@ -116,7 +117,9 @@ def test_an_honest_client_is_not_touched_and_an_attacker_is() -> None:
     assert torch.allclose(after(Attacked(FedAvg(), "sign_flip", (0,), 1.0)), first + plain - w1)
 
 
-@pytest.mark.parametrize(("name", "attack"), [("copfl", "noise"), ("fedavg", "label_flip")])
+@pytest.mark.parametrize(
+    ("name", "attack"), [("copfl", "noise"), pytest.param("fedavg", "label_flip", marks=slow)]
+)
 def test_it_is_an_algorithm_like_any_other(name: str, attack: str) -> None:
     attacked = Attacked(ALGORITHMS[name](), attack, (0, 2), ATTACKS[attack][1], seed=3)
     check_algorithm(attacked, rounds=2, batch=6, norm="none")

@@ -20,6 +20,7 @@ from copfl.errors import UsageError
 from copfl.experiment.models.new_clients import local_baseline
 from copfl.testing import algorithm_checks
 from copfl.wrappers.local_steps import LocalSteps, StepsClient, with_local_steps
+from tests.kinds import quick
 from tests.toys import divided, rounds_of, slopes
 
 FEWER = {"fedrep": {"head_epochs": 2}, "fedbabu": {"tune_epochs": 2}, "pfedme": {"inner_steps": 2}}
@@ -160,7 +161,7 @@ def test_an_algorithm_without_steps_refuses_their_number() -> None:
         copfl.complete({"algorithm": {"name": "levels"}, "data": {"name": "heart"}, "run": {"steps": 5}})
 
 
-@pytest.mark.parametrize("name", STEPPING)
+@pytest.mark.parametrize("name", quick(STEPPING))
 def test_every_algorithm_with_local_steps(name: str) -> None:
     """That the engines agree, with clients of unequal size and one round in which half take part."""
     algorithm = LocalSteps(ALGORITHMS[name](**FEWER.get(name, {})), 2)

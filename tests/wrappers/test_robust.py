@@ -26,6 +26,7 @@ from copfl.settings.components import build, component
 from copfl.testing import check_algorithm, small_federation
 from copfl.wrappers.robust import ROBUST_RULES, Clipped, Trimmed, median_of, trimmed_mean
 from tests.federation.network import CONFIG, digits, farthest, play, simulated, write_nodes
+from tests.slow import slow
 from tests.toys import rounds_of, slopes
 
 ONES = torch.ones(5, 1, dtype=torch.bool)
@@ -110,7 +111,9 @@ def test_the_median_of_uploads_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    "algorithm", [Clipped(ALGORITHMS["fedselect"]()), Trimmed(ALGORITHMS["copfl"]())], ids=["clip", "trimmed"]
+    "algorithm",
+    [pytest.param(Clipped(ALGORITHMS["fedselect"]()), marks=slow), Trimmed(ALGORITHMS["copfl"]())],
+    ids=["clip", "trimmed"],
 )
 def test_it_is_an_algorithm_like_any_other(algorithm: Any) -> None:
     check_algorithm(algorithm, rounds=2, batch=6, norm="none")

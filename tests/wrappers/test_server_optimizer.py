@@ -22,6 +22,7 @@ from copfl.parts.pwpm import Pwpm
 from copfl.parts.server_steps import SERVER_STEPS, FedExP, Mean, Momentum
 from copfl.testing import check_algorithm, small_federation
 from copfl.wrappers.server_optimizer import OptimizedTotal, ServerOptimizer, with_server_optimizer
+from tests.slow import slow
 from tests.toys import rounds_of, slopes
 
 
@@ -156,9 +157,9 @@ def test_an_entry_that_nobody_shares_keeps_its_value_and_its_moments() -> None:
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        ("fedavg", FedExP()),  # which counts the sharers of an entry: all
+        pytest.param("fedavg", FedExP(), marks=slow),  # which counts the sharers of an entry: all
         ("copfl", FedExP()),  # or some
-        ("fedper", SERVER_STEPS["adam"]()),
+        pytest.param("fedper", SERVER_STEPS["adam"](), marks=slow),
         ("fedpac", Momentum(0.5, 0.8)),  # beside the heads of the clients
     ],
     ids=["fedavg-fedexp", "copfl-fedexp", "fedper-adam", "fedpac-momentum"],

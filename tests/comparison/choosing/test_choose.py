@@ -466,6 +466,7 @@ def test_a_record_after_some_of_the_rounds(tmp_path: Path) -> None:
     assert len(read_record(one.jobs[0]).rounds) == 6
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_what_cannot_run_is_left_out(tmp_path: Path) -> None:
     base = {**BASE, "data": {"name": "diabetes"}, "run": {"rounds": 1, "clients": 3, "engine": "sequential"}}
     found = copfl.choose(["fedavg", "fedpac"], seeds=(0,), base_tables=base, out=tmp_path, retrain=False)
@@ -484,6 +485,7 @@ def test_what_cannot_run_is_left_out(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_hints_about_the_data_are_notes_of_the_choice(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
     np.savez(tmp_path / "rare.npz", x=x, y=np.arange(60) % 12 == 0, group=np.arange(60) % 2)
@@ -572,6 +574,7 @@ def test_the_answer_may_be_a_rival(tmp_path: Path) -> None:
     assert without.verdict.kind != STAY_ALONE
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_times_until_an_event_are_raced(tmp_path: Path) -> None:
     """A site without an event has no C-index, and the others decide; what a site has alone is Cox's model."""
     columns = cohort(240)

@@ -19,6 +19,7 @@ from copfl.data.sets.datasets import load
 from copfl.errors import DataError
 from copfl.experiment.preparation import prepare
 from copfl.settings.complete import complete
+from tests.slow import SLOW
 
 SIZES = {0: (6, 3), 1: (4, 2), 10: (5, 1), 2: (3, 2)}  # of the clients, in train and test
 
@@ -216,7 +217,7 @@ def test_random_pickles_are_read_or_refused(tmp_path: Path) -> None:
     draw, path = random.Random(0), tmp_path / "0.npz"
     content = np.array({"x": np.arange(6.0).reshape(2, 3), "y": np.arange(2)}, dtype=object)
     originals = [pickle.dumps(content, protocol) for protocol in (2, 3, 4)]
-    for _ in range(1000):
+    for _ in range(1000 if SLOW else 300):
         raw = bytearray(draw.choice(originals))
         for _ in range(draw.randint(1, 3)):
             place = draw.randrange(len(raw))

@@ -22,6 +22,7 @@ from copfl.experiment.analysis.benefit import (
 )
 from copfl.stats import Numbers
 from tests.audit.small import experiment
+from tests.slow import slow
 
 
 def balanced(rng: np.random.Generator, rounds: int, clients: int) -> Numbers:
@@ -229,8 +230,14 @@ def covered(found: Benefit, truth: Numbers) -> list[bool]:
     return [low <= value <= high for (low, high), value in zip(bounds, truth, strict=True)]
 
 
-@pytest.mark.parametrize(("clients", "rounds"), [(6, 20), (10, 20), (10, 40)])
-@pytest.mark.parametrize("shrinking", [False, True])
+@pytest.mark.parametrize(
+    ("clients", "rounds", "shrinking"),
+    [
+        *((6, 20, False), (10, 20, True)),  # COPFL_SLOW=1: the rest of the grid, too
+        *(pytest.param(*one, marks=slow) for one in ((6, 20, True), (10, 20, False))),
+        *(pytest.param(10, 40, shrinking, marks=slow) for shrinking in (False, True)),
+    ],
+)
 def test_coverage_with_known_benefit(clients: int, rounds: int, shrinking: bool) -> None:
     """Large judgements of oneself, noise that judges share; with `shrinking` all become 20 times smaller."""
     rng, hits = np.random.default_rng(0), list[bool]()

@@ -64,10 +64,14 @@ def settings_with(addons: str, algorithm: str) -> dict[str, Any]:
 
 
 # Quick: models of one vector, of experts mixed by weights and by features, tuned ones, other ones per client,
-# and adapters. COPFL_SLOW=1: of every algorithm.
-KINDS = ("fedavg", "apfl", "feddpa", "fedavg_ft", "copfl", "knn_per", "ktpfl", "fedsa_lora", "fedex_lora")
+# and adapters, with all that a bundle may have to undo; a plain one, and one whose base is trained, which takes no
+# add-on. COPFL_SLOW=1: of every algorithm.
+KINDS: dict[str, tuple[str, ...]] = {
+    "all add-ons": ("fedavg", "apfl", "feddpa", "fedavg_ft", "copfl", "knn_per", "ktpfl", "fedsa_lora")
+}
+KINDS["plain"] = ("fedavg", "fedex_lora")
 CASES = [
-    pytest.param(name, addons, marks=[] if name in KINDS else slow)
+    pytest.param(name, addons, marks=[] if name in KINDS[addons] else slow)
     for name in ALGORITHMS
     if name not in ("levels", "trees", "wide_levels")  # they train no network: algorithms/test_levels.py
     for addons in ADDONS

@@ -23,7 +23,7 @@ from copfl.report.page import sections
 from copfl.report.run_data import read_all
 from tests.commands import called
 from tests.data.test_survival import cohort, written
-from tests.hostile import json_versions
+from tests.hostile import COUNT, json_versions
 
 SETTINGS: dict[str, Any] = {
     "rounds": 2,
@@ -124,6 +124,7 @@ def test_the_commands_predict_and_evaluate(
     assert "--times are numbers with commas" in refused.err
 
 
+@pytest.mark.usefixtures("one_onnx_table")
 @pytest.mark.parametrize("run", ["cox", "discrete"])
 def test_other_programs_get_the_same_outputs(
     run: str, folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -238,7 +239,7 @@ def test_random_bundles_give_probabilities_or_one_error(run: str, folder: Path, 
     copfl.load(folder / run, 0).save(place)
     new = {name: values[:3] for name, values in rows(folder).items()}
     known = 0
-    for content in json_versions((place / FILE).read_bytes(), 300):
+    for content in json_versions((place / FILE).read_bytes(), COUNT):
         (place / FILE).write_bytes(content)
         with contextlib.suppress(CopflError):
             bundle = copfl.load(place)

@@ -317,6 +317,7 @@ def test_a_model_that_torch_cannot_trace_is_one_paragraph(
         formats.write(copfl.load(tmp_path / "run", 0), "torch", tmp_path / "model.pt2")
 
 
+@pytest.mark.usefixtures("one_onnx_table")
 @onnx
 def test_exports_have_the_temperature_and_know_what_is_missing(tmp_path: Path) -> None:
     import onnxruntime as runtime

@@ -55,6 +55,7 @@ def test_xgboost_predicts_as_the_bundle(kind: str, tmp_path: Path) -> None:
     assert json.loads(path.read_text())["learner"]["attributes"]["copfl"].startswith("{")
 
 
+@pytest.mark.usefixtures("one_onnx_table")
 def test_onnx_predicts_as_the_bundle_with_trees_of_each_class_and_of_the_site(tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is an extra, copfl[onnx]")
     pytest.importorskip("onnxscript", reason="onnxscript is an extra, copfl[onnx]")

@@ -23,6 +23,7 @@ from copfl.experiment.preparation import prepare
 from copfl.settings import named_code
 from copfl.settings.complete import complete
 from copfl.wrappers.attacks import Attacked
+from tests.kinds import quick
 from tests.toys import only_model
 
 TINY: dict[str, Any] = {"model": "mlp", "clients": 5, "rounds": 2, "model_options": {"width": 4}}
@@ -81,7 +82,8 @@ def test_local_training_of_a_new_client_is_training_alone() -> None:
         assert values.tolist() == new.alone[name].tolist()
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+# That the update of each is one that goes on, the next test has of all of them.
+@pytest.mark.parametrize("name", quick(ALGORITHMS))
 def test_every_algorithm_fits_new_clients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(new_clients, "UPDATES", 2)
     monkeypatch.setattr(new_clients, "SAMPLES", {"5": 5})

@@ -22,6 +22,7 @@ from copfl.settings.schema import Run
 from tests.commands import called, found
 from tests.models import tiny
 from tests.models.tiny import peft, transformers
+from tests.slow import slow
 
 LORA = {"name": "lora", "r": 2, "targets": "query+value"}
 SMALL: dict[str, Any] = {"clients": 3, "rounds": 2, "batch": 4, "partition": "iid", "workers": 1}
@@ -202,10 +203,19 @@ def gpt2(parent: Path) -> Path:
     return folder
 
 
+# Quick: weights and biases of both; of gpt2 the base, whose projections are transposed. COPFL_SLOW=1: all.
+TRAINED = ["*.base_layer.weight", "*.base_layer.bias", "{norm}.bias", "{norm}.weight"]
+USUAL = {("gpt2", TRAINED[0]), ("bert", TRAINED[1]), ("gpt2", TRAINED[2]), ("bert", TRAINED[3])}
+
+
 @pytest.mark.parametrize(
-    "train", ["*.base_layer.weight", "*.base_layer.bias", "{norm}.bias", "{norm}.weight"]
+    ("architecture", "train"),
+    [
+        pytest.param(architecture, train, marks=[] if (architecture, train) in USUAL else slow)
+        for architecture in ("bert", "gpt2")
+        for train in TRAINED
+    ],
 )
-@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
 def test_peft_loads_what_was_trained_beside_the_adapter(
     architecture: str, train: str, tmp_path: Path
 ) -> None:

@@ -44,10 +44,7 @@ def test_a_task_is_moved_as_a_whole() -> None:
     ],
     ids=lambda keys: "-".join(map(str, keys.values())),
 )
-def test_a_gpu_gives_the_answers_of_the_cpu(
-    keys: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "flwr")
+def test_a_gpu_gives_the_answers_of_the_cpu(keys: dict[str, Any], tmp_path: Path, logged: list[str]) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     config = CONFIG | EXACT | keys
     config = {k: v for k, v in config.items() if not (k == "model.width" and "model.name" in keys)}
@@ -63,5 +60,5 @@ def test_a_gpu_gives_the_answers_of_the_cpu(
     for cpu, gpu in zip(ends[0][1], ends[1][1], strict=True):
         assert farthest(cpu, gpu) < 1e-2
     assert ends[0][2]["accuracy"] == pytest.approx(ends[1][2]["accuracy"], abs=0.02)
-    trained = [line for line in caplog.messages if f"was trained on {torch.cuda.get_device_name()}" in line]
+    trained = [line for line in logged if f"was trained on {torch.cuda.get_device_name()}" in line]
     assert len(trained) == 9  # three rounds of three nodes, of the GPU alone

@@ -565,9 +565,7 @@ def test_a_model_with_few_parameters_may_need_much_memory(
     assert "GiB for 2 samples, and 16 are the most [bounds.memory]" in head
 
 
-def test_a_batch_of_the_nodes_samples_must_fit_into_its_memory(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_batch_of_the_nodes_samples_must_fit_into_its_memory(tmp_path: Path, logged: list[str]) -> None:
     """Of so many samples as it has: a run config may name more. Only the owner learns how many these are."""
     config = write_nodes(digits(), tmp_path)[0]
     run_config = CONFIG | {"algorithm.name": "fedavg", "run.batch": 100_000, "model.width": 64}
@@ -581,7 +579,7 @@ def test_a_batch_of_the_nodes_samples_must_fit_into_its_memory(
 
     samples = len(np.load(config["data"])["y"])
     assert answer(0.0002) == '{"refused": "its data cannot be used; see the node\'s log"}'
-    assert f"GiB for {samples} samples, and 0.0002 are the most [bounds.memory]" in caplog.text
+    assert f"GiB for {samples} samples, and 0.0002 are the most [bounds.memory]" in "".join(logged)
     assert '"kind":"upload"' in answer(1.0)
 
 

@@ -402,13 +402,13 @@ def test_other_encoders_do_not_make_other_data(nodes: list[dict[str, Any]], tmp_
 
 
 def test_a_node_tells_its_owner_alone_what_differs(
-    nodes: list[dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    nodes: list[dict[str, Any]], tmp_path: Path, logged: list[str]
 ) -> None:
     """It answers nevertheless: a refusal would tell a coordinator who proposes ranges which values it has."""
     narrow = CONTRACT.replaced({"age": {"minimum": 0, "maximum": 60}})
     agree(config_of(narrow), nodes, tmp_path / "runs")
-    lines = [line for line in caplog.messages if "this node's data differ from the contract" in line]
-    assert any('"age" has ' in line and "outside 0 to 60" in line for line in lines), caplog.messages
+    lines = [line for line in logged if "this node's data differ from the contract" in line]
+    assert any('"age" has ' in line and "outside 0 to 60" in line for line in lines), logged
 
 
 @slow

@@ -66,6 +66,13 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         gc.enable()
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are processors, as others wait for servers, browsers and disks; each takes 1.2 GB."""
+    from copfl.engine.machine import processors
+
+    return min(processors() + 1, 8)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first: a worker that begins one of them when the others have nothing left lets them wait."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)

@@ -90,6 +90,19 @@ def run(
         print(as_text(start_run(folder, config, resume=resume, proposal=signed)))
 
 
+def stop(
+    *,
+    folder: AppFolder,
+    run: Annotated[str | None, option("Output", "The run's name; default: the last one.")] = None,
+) -> None:
+    """End a run that continues, such as one that waits for a site; the server and the nodes stay."""
+    require_flower()
+    from copfl.federation.machines.deployed import stop_run
+
+    name = stop_run(folder, run)
+    print(f"the run {name} ends; how far it came: copfl federate status {folder} --run {name}")
+
+
 def agree(
     *,
     folder: AppFolder,

@@ -107,7 +107,7 @@ class Watched:
         Args:
             selected: How many clients it selects.
         """
-        return _needed_replies(self.settings, selected)
+        return needed_replies(self.settings, selected)
 
 
 def read(folder: Path, run: str | None = None) -> Watched:
@@ -152,7 +152,7 @@ def read(folder: Path, run: str | None = None) -> Watched:
         if name
         else proposal.settings_in(app["config"])
     )
-    needed = _needed_replies(settings, len(history.current.selected)) if history.current else 0
+    needed = needed_replies(settings, len(history.current.selected)) if history.current else 0
     failed = history.last_error if history.state(is_running=is_running) == "failed" else None
     return Watched(
         folder=folder,
@@ -338,8 +338,13 @@ def _members(
     return states
 
 
-def _needed_replies(settings: Mapping[str, Any], selected: int) -> int:
-    """The replies that a round of so many clients needs, as `copfl.settings.federation` defines it."""
+def needed_replies(settings: Mapping[str, Any], selected: int) -> int:
+    """The replies that a round needs, as `copfl.settings.federation` defines it.
+
+    Args:
+        settings: The run config, by path.
+        selected: How many clients the round selects.
+    """
     is_secure = bool(settings.get("secure.aggregation"))
     usual = selected if is_secure else (selected + 1) // 2
     needed = int(settings.get("network.min_replies") or usual)

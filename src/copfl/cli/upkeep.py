@@ -1,8 +1,9 @@
 """What both roles of a federation do with their folder: its state, old runs, and backups."""
 
 import json
+import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,15 +16,26 @@ def status(
     folder: AppOrStateFolder,
     run: RunName = None,
     check: Annotated[bool, option("Output", "Exit code 1 if there is a problem.", "--check")] = False,
+    waiting: Annotated[
+        float | None,
+        option("Output", "A round that waits so many seconds for a client is a problem; default: none."),
+    ] = None,
     as_json: Annotated[bool, option("Output", "Print JSON.", "--json")] = False,
 ) -> None:
     """Say whether all is well: connections, rounds, errors and the audit log."""
     from copfl.federation.operations import status as state
 
-    folder_state = state.status(folder, run)
-    print(json.dumps(folder_state, indent=1) if as_json else state.as_text(folder_state))
+    folder_state = state.status(folder, run, math.inf if waiting is None else waiting)
+    print(json.dumps(_without_infinity(folder_state), indent=1) if as_json else state.as_text(folder_state))
     if check and folder_state["problems"]:
         raise typer.Exit(1)
+
+
+def _without_infinity(value: Any) -> Any:
+    """The value with null for what JSON has no number for, such as the epsilon without noise."""
+    if isinstance(value, dict):
+        return {key: _without_infinity(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def clean(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,14 +15,14 @@ from copfl import foreign
 from copfl.data.contract.contract import Column, Contract
 from copfl.data.contract.file import write_contract
 from copfl.errors import RunError
-from copfl.federation.machines import admission
+from copfl.federation.machines import admission, deployed
 from copfl.federation.operations import joining
 from copfl.federation.operations.status import as_text, status
 from copfl.federation.policy.file import read_policy
 from copfl.federation.protocol.invitation import invite
-from copfl.federation.protocol.keys import SigningKey, fingerprint, new_key
+from copfl.federation.protocol.keys import SigningKey, fingerprint, new_key, public_text
 from copfl.federation.server import invitations
-from copfl.federation.server.membership import read_roster
+from copfl.federation.server.membership import admit, read_roster
 from tests.cli.site.conftest import Clinic
 from tests.commands import called
 from tests.federation.invited import TABLE, file_of, invitation_in, write_rows
@@ -231,6 +232,34 @@ def test_wrong_words_at_the_coordinator_admit_nobody(clinic: Clinic) -> None:
     done = clinic.call("federate", "run", clinic.app)
     assert "south has not answered: telephone south" in done.err
     assert "Nothing was started; --anyway starts a run that waits for them" in done.err
+
+
+def test_a_run_goes_on_without_a_site_that_is_revoked(
+    clinic: Clinic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for client, site in enumerate(("north", "south", "west")):
+        admit(clinic.app, 3, site, public_text(new_key().public_key()), client)
+    started: list[dict[str, Any]] = []
+    monkeypatch.setattr(deployed, "start_run", lambda folder, config, **_: started.append(config))
+    monkeypatch.setattr("copfl.federation.operations.status.as_text", lambda state: "")
+    monkeypatch.setattr("copfl.federation.server.agreement.is_open", lambda folder: False)
+    assert clinic.call("federate", "run", clinic.app).code == 0
+    clinic.call("federate", "revoke", clinic.app, "south")
+    monkeypatch.setattr(
+        invitations,
+        "invited",
+        lambda folder: [
+            invitations.InvitedSite(invitation_in(clinic.app, "south"), invitations.REVOKED, None)
+        ],
+    )
+    done = clinic.call("federate", "run", clinic.app)
+    assert "south is revoked: invite it again: copfl federate invite" in done.err
+    assert "To train without: --set network.min_replies=2, which the other owners approve" in done.err
+    assert "a round needs 3 sites, and 2 are members" in done.err
+    assert len(started) == 1
+    assert clinic.call("federate", "run", clinic.app, "--set", "network.min_replies=2").code == 0
+    assert clinic.call("federate", "run", clinic.app, "--resume").code == 0  # at night, as it was agreed on
+    assert started[1:] == [{"network.min_replies": 2}, {}]
 
 
 def test_an_answer_may_come_as_a_file(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:

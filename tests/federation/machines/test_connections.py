@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -91,3 +94,46 @@ def test_an_address_has_a_number_of_connections(monkeypatch: pytest.MonkeyPatch)
 def test_this_machine_has_no_limit() -> None:
     assert planes.is_this_machine("127.0.0.1")
     assert not planes.is_this_machine("192.0.2.1")
+
+
+ENDLESS = """
+import sys
+from types import SimpleNamespace
+
+import anyio
+import uvicorn
+
+from copfl.federation.machines import connections
+
+
+async def app(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    while True:
+        await send({"type": "http.response.body", "body": b"line", "more_body": True})
+        await anyio.sleep(0.05)
+
+
+connections.END_TIMEOUT = 1
+module = SimpleNamespace(uvicorn=SimpleNamespace(run=uvicorn.run))
+connections.limit_connections(module)
+module.uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), lifespan="off", ws="none")
+"""
+
+
+def test_a_server_ends_although_somebody_follows_a_log() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with subprocess.Popen([sys.executable, "-c", ENDLESS, str(port)], stderr=subprocess.DEVNULL) as server:
+        try:
+            until, follower = time.monotonic() + 60, None
+            while follower is None and time.monotonic() < until:
+                with contextlib.suppress(ConnectionError):
+                    follower = socket.create_connection(("127.0.0.1", port))
+            assert follower is not None
+            with follower:
+                follower.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+                assert follower.recv(10)
+                server.send_signal(signal.SIGTERM)
+                server.wait(20)
+        finally:
+            server.kill()

@@ -19,12 +19,13 @@ import httpx
 from copfl.errors import RunError, UsageError
 from copfl.federation import init
 from copfl.federation.machines import deployed
-from copfl.federation.machines.deployed import serve, start_run
+from copfl.federation.machines.deployed import serve, start_run, stop_run
+from copfl.federation.operations.watched import SubmittedRun
 from copfl.federation.protocol.app_folder import DATABASE
 from copfl.federation.protocol.keys import make_key
 from copfl.federation.protocol.proposal import KEY, from_text
 from copfl.federation.server.folder import ServerFolder
-from copfl.federation.server.membership import revoke
+from copfl.federation.server.membership import coordinator_key, propose, read_roster, revoke
 from copfl.settings.flat import nested
 from tests.federation.network import CONFIG, digits, play, write_nodes
 
@@ -69,6 +70,50 @@ def test_a_run_is_started_and_resumed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "session.resume=true" in flwr.commands[1][-1]
     with pytest.raises(RunError, match=r"no SuperLink answers at .*copfl federate server"):
         start_run(app, {})
+
+
+def test_a_run_is_resumed_with_its_proposal_where_the_key_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as superlink:
+        app = init(tmp_path / "app", nested(CONFIG), port=superlink.getsockname()[1])
+        nodes = write_nodes(digits(), tmp_path / "nodes")
+        key = coordinator_key(app)
+        signed = propose(app, {"session.run": "first", "run.rounds": 3}, key, read_roster(app))
+        (app / "keys" / "coordinator").unlink()
+        flwr = Flwr(app, nodes, 2)
+        monkeypatch.setattr(subprocess, "run", flwr)
+        with pytest.raises(RunError, match="ended after round 2 of 3"):
+            start_run(app, {}, proposal=signed)
+        flwr.rounds = 3
+        with pytest.raises(UsageError, match="key is not on this machine"):
+            start_run(app, {}, resume=True)
+        after = start_run(app, {}, resume=True, proposal=signed)
+    assert after["rounds"] == {"done": 3, "of": 3}
+    assert "session.resume=true" in flwr.commands[1][-1]
+
+
+def test_a_run_that_continues_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = init(tmp_path / "app", nested(CONFIG))
+    with pytest.raises(RunError, match="no run continues, so there is nothing to stop"):
+        stop_run(app)
+    runs = [SubmittedRun(name, n, "copfl/app", "", n < 8, "") for n, name in enumerate("ab", 7)]
+    monkeypatch.setattr(deployed, "submitted_runs", lambda folder: runs)
+    with pytest.raises(RunError, match=r"the run a does not continue, .* there are: b"):
+        stop_run(app, "a")
+    commands: list[list[str]] = []
+    code, said = 0, ""
+
+    def flwr(command: list[str], **options: Any) -> Any:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, code, "", said)
+
+    monkeypatch.setattr(subprocess, "run", flwr)
+    assert stop_run(app) == "b"
+    assert commands == [["flwr", "stop", "8", "copfl"]]
+    code, said = 1, "Run 8 has\x1b ended"
+    with pytest.raises(RunError, match=r"the run b was not stopped: Run 8 has\\x1b ended"):
+        stop_run(app, "b")
 
 
 def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import socket
 import subprocess
@@ -19,6 +20,7 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[
 
 from copfl.errors import UsageError
 from copfl.federation import init
+from copfl.federation.node.ledger import Spent
 from copfl.federation.operations.run_log import endpoint, operations
 from copfl.federation.operations.status import as_text, status
 from copfl.federation.protocol import log_lines
@@ -197,7 +199,7 @@ def test_a_round_that_is_not_in_the_audit_log_is_a_problem(operated: Operated, t
         (operated.path / AUDIT).write_bytes(lines)
 
 
-def test_who_is_late(operated: Operated) -> None:
+def test_who_is_late(operated: Operated, capsys: pytest.CaptureFixture[str]) -> None:
     lines = (operated.path / AUDIT).read_bytes()
     try:
         started = {"event": Event.ROUND_STARTED, "round": 4, "clients": [0, 1]}
@@ -207,8 +209,14 @@ def test_who_is_late(operated: Operated) -> None:
             now = time.time() + 60
             patch.setattr(time, "time", lambda: now)
             found = status(operated.app)
+            patient, impatient = status(operated.app, waiting=100), status(operated.app, waiting=30)
+            done = called(capsys, "federate", "status", operated.app, "--json", "--waiting", 30)
         assert list(found["waiting_for"]) == ["1"]
         assert found["late"]["1"].startswith("round 4: no answer for 6")
+        (problem,) = set(impatient["problems"]) - set(patient["problems"])
+        assert problem.startswith("a round has waited for 6")
+        assert problem.endswith(" s, for clients 1 (node-1)")
+        assert json.loads(done.out)["problems"] == impatient["problems"]
         found = status(operated.app)
         assert found["state"] == "was interrupted"
         assert "the run was interrupted" in found["problems"]
@@ -260,6 +268,23 @@ def test_the_status_of_a_node(tmp_path: Path) -> None:
     assert found["problems"] == []
     assert found["runs"] == {"first": 5}
     assert as_text(found).splitlines()[-1] == "last error  now : its data"
+
+
+def test_an_epsilon_without_noise_is_null_in_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JSON has no infinity, and the programs that watch a node would read nothing at all."""
+    (tmp_path / "state" / ".worker").mkdir(parents=True)
+    spent = Spent(math.inf, 1e-5, 0.0, 2, 1, without_noise=("first",))
+    monkeypatch.setattr("copfl.federation.operations.status.spent", lambda *_: spent)
+    done = called(capsys, "site", "status", tmp_path / "state", "--json")
+
+    def refused(constant: str) -> None:
+        raise AssertionError(constant)
+
+    privacy = json.loads(done.out, parse_constant=refused)["privacy"]
+    assert (privacy["epsilon"], privacy["without_noise"]) == (None, ["first"])
+    assert "epsilon inf" in called(capsys, "site", "status", tmp_path / "state").out
 
 
 def test_options_are_checked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

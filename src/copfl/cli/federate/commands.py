@@ -124,7 +124,8 @@ PANELS: dict[str, list[options.Function]] = {
         options.reading(trial.personalize),
     ],
     "More": [
-        *(upkeep.status, members.members, server.agree, members.propose, members.revoke, members.rotate),
+        *(upkeep.status, server.stop, members.members, server.agree),
+        *(members.propose, members.revoke, members.rotate),
         *(upkeep.backup, upkeep.restore, upkeep.clean),
     ],
 }

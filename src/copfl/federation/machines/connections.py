@@ -3,6 +3,9 @@
 Flower serves with uvicorn, which waits for ever for the first request of a connection, and accepts as many
 connections from one address as there are files to open. Here a connection has some seconds to send the headers of
 its first request, and an address has a number of connections. This machine, and so a reverse proxy on it, has none.
+
+uvicorn also ends only when every answer has been sent. The log of a run is an answer that lasts as long as the run, so
+a server that was told to end would stay, without a port, beside the one that is started next.
 """
 
 import functools
@@ -16,6 +19,7 @@ from copfl.federation.machines.planes import is_this_machine
 
 HEADER_TIMEOUT = 10.0  # seconds until the headers of the first request are there
 MOST_OF_AN_ADDRESS = 64  # connections at a time; a node has two or three, and a hospital a few nodes
+END_TIMEOUT = 5  # seconds that answers may take when the server ends
 connected: Counter[str] = Counter()  # by address
 
 
@@ -43,11 +47,13 @@ class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc]
 
 
 def limit_connections(module: Any) -> None:
-    """Makes the `uvicorn.run` of a module serve with these limits, and with as many open files as this user may have.
+    """Makes the `uvicorn.run` of a module serve and end with these limits, and with as many open files as allowed.
 
     Args:
         module: Flower's module that starts the server.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    module.uvicorn.run = functools.partial(module.uvicorn.run, http=LimitedProtocol)
+    module.uvicorn.run = functools.partial(
+        module.uvicorn.run, http=LimitedProtocol, timeout_graceful_shutdown=END_TIMEOUT
+    )

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 from copfl.data.contract.contract import Contract
 from copfl.errors import CopflError, RunError, UsageError, raised_as
 from copfl.federation.operations.status import status
-from copfl.federation.operations.watched import answers
+from copfl.federation.operations.watched import answers, submitted_runs
 from copfl.federation.protocol.app_folder import DATABASE, FLOWER_HOME, is_locked, read_app
 from copfl.federation.protocol.keys import public_text, read_public
 from copfl.federation.protocol.log_lines import configure_logging, logger
@@ -235,6 +235,30 @@ def start_run(
         again = f"`{command_line}` continues it" if after else "see the log"
         raise RunError(f"the run {name} ended {count} (flwr: exit code {exit_code}); {again}")
     return after
+
+
+def stop_run(folder: Path, run: str | None = None) -> str:
+    """The name of the run that this ends on the server; RunError if none continues.
+
+    Args:
+        folder: The folder of the app, whose server runs on this machine.
+        run: The name of a run; None: the last one that was started.
+    """
+    continuing = {other.name: other.flower_run for other in submitted_runs(folder) if not other.has_ended}
+    name = run or next(reversed(continuing), "")
+    if name not in continuing:
+        what = f"the run {printable(name, 60)} does not continue" if name else "no run continues"
+        others = (
+            f"; there are: {', '.join(printable(other, 60) for other in continuing)}" if continuing else ""
+        )
+        raise RunError(f"{what}, so there is nothing to stop{others}")
+    command = ["flwr", "stop", str(continuing[name]), "copfl"]
+    environment = flower_environment(folder.resolve() / FLOWER_HOME)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        said = printable((done.stderr or done.stdout).strip(), 300)
+        raise RunError(f"the run {name} was not stopped: {said}; see `copfl federate status {folder}`")
+    return name
 
 
 def agree(folder: Path, config: Mapping[str, Any], *, proposal: SignedProposal | None = None) -> Contract:

@@ -5,6 +5,7 @@
 
 import contextlib
 import datetime
+import math
 import statistics
 import time
 from collections.abc import Mapping
@@ -30,22 +31,23 @@ from copfl.federation.server.certificates import expiry_warnings
 CONTACT_TIMEOUT = 60.0  # seconds without contact after which a node is not well
 
 
-def status(folder: Path, run: str | None = None) -> dict[str, Any]:
+def status(folder: Path, run: str | None = None, waiting: float = math.inf) -> dict[str, Any]:
     """The state of the server or the node in the folder; "problems" is empty if all is well.
 
     Args:
         folder: Of the app on the server, or the state-dir of a node.
         run: The name of a run; None: the last one.
+        waiting: Seconds after which a round that waits for a client is a problem.
     """
     if is_node(folder):
         return _of_node(folder)
-    return _of_server(folder, run)
+    return _of_server(folder, run, waiting)
 
 
 # -- the server ----------------------------------------------------------------------------------------------
 
 
-def _of_server(folder: Path, run: str | None) -> dict[str, Any]:
+def _of_server(folder: Path, run: str | None, waiting: float) -> dict[str, Any]:
     watched = read(folder, run)
     problems = [] if watched.answers else [f"no SuperLink answers at {watched.address}"]
     result: dict[str, Any] = {
@@ -57,6 +59,9 @@ def _of_server(folder: Path, run: str | None) -> dict[str, Any]:
     result["invited"] = {site.invitation.site: site.state for site in watched.invited}
     if watched.run:
         result |= {"run": watched.run, **_of_run(watched)}
+        if (longest := max(result["waiting_for"].values(), default=0.0)) > waiting:
+            who = ", ".join(_named(result, client) for client in result["waiting_for"])
+            problems.append(f"a round has waited for {longest:.0f} s, for clients {who}")
         problems += [watched.log.problem] if watched.log.problem else []
         problems += [f"the run {watched.state}"] if watched.state in ("failed", "was interrupted") else []
     result["certificates"] = {name: end.isoformat() for name, end in watched.certificates.items()}
@@ -215,10 +220,6 @@ def _server_lines(state: dict[str, Any]) -> list[str]:
         + (f", {median:.1f} s each" if median is not None else "")
         + (f", {last['metric']} {last['value']:.4f}" if last and last["value"] is not None else "")
     ]
-
-    def named(client: str) -> str:
-        return f"{client} ({printable(state['names'][client])})" if client in state["names"] else client
-
     for client, client_state in state["clients"].items():
         connection = (
             "connected"
@@ -230,14 +231,17 @@ def _server_lines(state: dict[str, Any]) -> list[str]:
         counted = (
             f"; last counted in round {client_state['last_round']}" if client_state["last_round"] else ""
         )
-        lines.append(
-            f"client {named(client):<4} {connection} {client_state['since']}, node {client_state['node']}{counted}"
-        )
+        since = f"{connection} {client_state['since']}, node {client_state['node']}{counted}"
+        lines.append(f"client {_named(state, client):<4} {since}")
     lines += [f"refused     node {node}: {reason}" for node, reason in state["refused_nodes"].items()]
     if state["waiting_for"]:
         seconds = max(state["waiting_for"].values())
-        lines.append(
-            f"waiting     for clients {', '.join(map(named, state['waiting_for']))}, {seconds:.0f} s"
-        )
-    lines += [f"late        client {named(client)}: {why}" for client, why in state["late"].items()]
+        who = ", ".join(_named(state, client) for client in state["waiting_for"])
+        lines.append(f"waiting     for clients {who}, {seconds:.0f} s")
+    lines += [f"late        client {_named(state, client)}: {why}" for client, why in state["late"].items()]
     return [*lines, _audit_line(audit)]
+
+
+def _named(state: dict[str, Any], client: str) -> str:
+    """A client's number and name, as the lines and problems have it."""
+    return f"{client} ({printable(state['names'][client])})" if client in state["names"] else client

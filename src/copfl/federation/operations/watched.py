@@ -107,7 +107,7 @@ class Watched:
         Args:
             selected: How many clients it selects.
         """
-        return _needed_replies(self.settings, selected)
+        return needed_replies(self.settings, selected)
 
 
 def read(folder: Path, run: str | None = None) -> Watched:
@@ -152,7 +152,7 @@ def read(folder: Path, run: str | None = None) -> Watched:
         if name
         else proposal.settings_in(app["config"])
     )
-    needed = _needed_replies(settings, len(history.current.selected)) if history.current else 0
+    needed = needed_replies(settings, len(history.current.selected)) if history.current else 0
     failed = history.last_error if history.state(is_running=is_running) == "failed" else None
     return Watched(
         folder=folder,
@@ -218,8 +218,19 @@ def _signed(folder: Path, path: Path, run: str) -> tuple[Proposal | None, str]:
 # -- the SuperLink -------------------------------------------------------------------------------------------
 
 
-def other_runs(folder: Path) -> list[dict[str, Any]]:
-    """The SuperLink's runs that have no folder: somebody submitted them, and they have not begun."""
+class SubmittedRun(NamedTuple):
+    """A run in the SuperLink's database, texts as printable."""
+
+    name: str
+    flower_run: int  # Flower's number of it
+    app: str
+    submitted: str
+    has_ended: bool
+    details: str  # how it ended
+
+
+def submitted_runs(folder: Path) -> list[SubmittedRun]:
+    """All runs that the SuperLink of the folder was asked for, in order."""
     database = folder / DATABASE
     if not database.exists():
         return []
@@ -232,14 +243,28 @@ def other_runs(folder: Path) -> list[dict[str, Any]]:
         contextlib.closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro", uri=True)) as connection,
     ):
         for number, app, config, at, finished, details in connection.execute(query):
-            flower_id = int(number) % 2**64  # the database has no unsigned numbers
+            flower_run = int(number) % 2**64  # the database has no unsigned numbers
             run_config = parsed(str(config))
-            name = str(run_config.get("session.run") or run_config.get("run") or f"run-{flower_id}")
-            if not any((folder / runs_folder / name).is_dir() for runs_folder in ("runs", AGREEMENTS)):
-                submitted_run: dict[str, Any] = {"run": printable(name, 100), "flower_run": str(flower_id)}
-                submitted_run |= {"app": printable(app, 100), "submitted": str(at), "ended": bool(finished)}
-                runs.append(submitted_run | {"details": printable(details or "", 200)})
+            name = str(run_config.get("session.run") or run_config.get("run") or f"run-{flower_run}")
+            texts = printable(app, 100), str(at), bool(finished), printable(details or "", 200)
+            runs.append(SubmittedRun(name, flower_run, *texts))
     return runs
+
+
+def other_runs(folder: Path) -> list[dict[str, Any]]:
+    """The SuperLink's runs that have no folder: somebody submitted them, and they have not begun."""
+    return [
+        {
+            "run": printable(run.name, 100),
+            "flower_run": str(run.flower_run),
+            "app": run.app,
+            "submitted": run.submitted,
+            "ended": run.has_ended,
+            "details": run.details,
+        }
+        for run in submitted_runs(folder)
+        if not any((folder / runs_folder / run.name).is_dir() for runs_folder in ("runs", AGREEMENTS))
+    ]
 
 
 def answers(host: str, port: int) -> bool:
@@ -313,8 +338,13 @@ def _members(
     return states
 
 
-def _needed_replies(settings: Mapping[str, Any], selected: int) -> int:
-    """The replies that a round of so many clients needs, as `copfl.settings.federation` defines it."""
+def needed_replies(settings: Mapping[str, Any], selected: int) -> int:
+    """The replies that a round needs, as `copfl.settings.federation` defines it.
+
+    Args:
+        settings: The run config, by path.
+        selected: How many clients the round selects.
+    """
     is_secure = bool(settings.get("secure.aggregation"))
     usual = selected if is_secure else (selected + 1) // 2
     needed = int(settings.get("network.min_replies") or usual)

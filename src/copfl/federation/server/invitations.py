@@ -36,6 +36,7 @@ INVITATIONS, ANSWERS, OTHERS = "invitations", "answers", "others"  # in the fold
 NO_ANSWER, WAITS, ADMITTED = "has not answered", "waits for admission", "is admitted"
 EXPIRED, TWO_KEYS, DO_NOT_FIT = "has not answered, and its invitation expired", "answered twice", MISFITS
 REVOKED = "is revoked"
+GONE = (LEAVES, REVOKED)  # the federation goes on without it
 
 
 class InvitedSite(NamedTuple):
@@ -59,8 +60,8 @@ class InvitedSite(NamedTuple):
             WAITS: f"telephone {name}, and enter its words: copfl federate admit {folder} {name}",
             TWO_KEYS: f"somebody else has its invitation, or the site lost its folder; {again}",
             DO_NOT_FIT: f"{name} corrects its file and runs copfl site start {name}, or all change the contract",
-            LEAVES: f"{again}, or start without it",
-            REVOKED: f"{again}, or start without it",
+            LEAVES: again,
+            REVOKED: again,
         }.get(self.state, "")
 
 

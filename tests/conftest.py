@@ -67,10 +67,10 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are processors, as others wait for servers, browsers and disks; each takes 1.2 GB."""
+    """As many as there are processors: more would slow each other, and tests of times. Each takes 1.2 GB."""
     from copfl.engine.machine import processors
 
-    return min(processors() + 1, 8)
+    return min(processors(), 8)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -873,6 +873,7 @@ COMMANDS = {
     "federate resume": "it runs an app, and only that of its folder",
     "federate personalize": "it runs an app, and only that of its folder",
     "federate status": FEDERATION,
+    "federate stop": FEDERATION,
     "federate members": FEDERATION,
     "federate agree": "it runs an app, and only that of its folder",
     "federate propose": FEDERATION,

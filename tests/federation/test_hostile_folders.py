@@ -128,6 +128,7 @@ def commands(kind: str, sent: Folders, out: Path) -> Iterator[tuple[object, ...]
         yield "federate", "propose", app, out / "proposal.json"
         yield "federate", "revoke", app, "south"
         yield "federate", "clean", app, "--dry-run"
+        yield "federate", "stop", app
         yield "federate", "backup", app, out / f"{app.name}.zip"
     if kind == "app":
         invited = file_of(app, NORTH)

@@ -3,7 +3,7 @@
 import json
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -24,18 +24,12 @@ def status(
 ) -> None:
     """Say whether all is well: connections, rounds, errors and the audit log."""
     from copfl.federation.operations import status as state
+    from copfl.tables import plain
 
     folder_state = state.status(folder, run, math.inf if waiting is None else waiting)
-    print(json.dumps(_without_infinity(folder_state), indent=1) if as_json else state.as_text(folder_state))
+    print(json.dumps(plain(folder_state), indent=1) if as_json else state.as_text(folder_state))
     if check and folder_state["problems"]:
         raise typer.Exit(1)
-
-
-def _without_infinity(value: Any) -> Any:
-    """The value with null for what JSON has no number for, such as the epsilon without noise."""
-    if isinstance(value, dict):
-        return {key: _without_infinity(inner) for key, inner in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def clean(

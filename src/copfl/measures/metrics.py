@@ -314,7 +314,7 @@ METRICS: dict[str, Metric] = {
 # Names as titles have them, and such words in the name of a metric of yours: F1 of "weighted_f1".
 SPELLED = {word.lower(): word for metric in METRICS.values() for word in metric.spelled.split()}
 SPELLED |= {name: metric.spelled for name, metric in METRICS.items() if metric.spelled}
-USUAL = {
+USUAL_METRIC = {
     "classification": "accuracy",
     "multilabel": "macro_f1",
     "regression": "rmse",
@@ -325,4 +325,4 @@ USUAL = {
 
 def usual_metrics(kind: str) -> tuple[Metric, ...]:
     """The metrics of a task where none are named."""
-    return (METRICS[USUAL[kind]],)
+    return (METRICS[USUAL_METRIC[kind]],)

@@ -502,7 +502,7 @@ class RunSettings:
     threads: int = how(1, "Threads of torch on a CPU.", minimum=1, maximum=1024)
     workers: int = in_training(
         1,
-        "Processes that train, on a CPU: clients, and in a first run what each has alone; 0: as many as are fast.",
+        "Processes on a CPU: for clients, and in a first run for what each has alone; 0: the fastest number.",
         "--workers",
         minimum=0,
         maximum=1024,

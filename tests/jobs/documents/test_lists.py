@@ -11,7 +11,7 @@ import pytest
 
 from copfl.federation.operations.sections import sections
 from copfl.federation.operations.watched import read
-from copfl.measures.metrics import METRICS, USUAL
+from copfl.measures.metrics import METRICS, USUAL_METRIC
 from tests.federation.folders import ServerState
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -30,7 +30,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 def test_the_table_of_tasks_has_every_metric(targets: str, kind: str) -> None:
     (row,) = re.findall(rf"^\| {targets} \|.*", (DOCS / "tasks.md").read_text("utf-8"), re.MULTILINE)
     default, others = (re.findall(r"`(\w+)`", cell) for cell in row.split("|")[3:5])
-    assert default == [USUAL[kind]]
+    assert default == [USUAL_METRIC[kind]]
     assert {*default, *others} == {metric.name for metric in METRICS.values() if kind in metric.kinds}
 
 

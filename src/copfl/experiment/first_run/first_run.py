@@ -150,8 +150,8 @@ def _validated(
         name: completed({"run": {"find_rounds": "off"}, "algorithm": table})
         for name, table in methods.items()
     }
-    every = range(held_out.number)
-    long = [name for name, method in runs.items() if method.run.rounds > QUICK and len(every) > 1]
+    all_folds = range(held_out.number)
+    slow = [name for name, method in runs.items() if method.run.rounds > QUICK and len(all_folds) > 1]
     of_rows: dict[str, Losses] = {}
 
     def validate(name: str, folds: Sequence[int]) -> None:
@@ -166,13 +166,13 @@ def _validated(
 
     with rivals_beside(alike, plan, _processes(run, plan)) as trained:
         for name in runs:
-            validate(name, every[:1] if name in long else every)
-        network = losses.of_network(run, held_out, samples, every) if has_network else None
+            validate(name, all_folds[:1] if name in slow else all_folds)
+        network = losses.of_network(run, held_out, samples, all_folds) if has_network else None
         of_rivals = losses.of_rivals(trained(), alike.federation, samples.kind)
     of_rows |= {_alone(kind): of_sites for kind, of_sites in of_rivals.items()}
-    for name in filter(of_rows.__contains__, long):
+    for name in filter(of_rows.__contains__, slow):
         if _is_best(name, of_rows, is_rmse):
-            validate(name, every[1:])
+            validate(name, all_folds[1:])
         else:
             del of_rows[name]
             left_out[name] = "it is not the best one on the first fold"

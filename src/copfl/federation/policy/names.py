@@ -1,4 +1,4 @@
-"""Names that a policy can allow: the names of copfl's registries, which need torch, as texts. A test compares both."""
+"""Names that a policy can allow: those of copfl's registries as texts, as these need torch. A test compares both."""
 
 from typing import Any
 

@@ -19,7 +19,7 @@ from copfl.federation.policy.fields import NAMED, refusals_of
 from copfl.federation.policy.names import COMPONENTS, USUAL_LOSS
 from copfl.federation.policy.record import SMALLEST_SUM, AllowedBase, AllowedCode, Policy, PrivacyRules
 from copfl.federation.policy.refusal import OPTION, PolicyError, Refusal, shown
-from copfl.measures.metrics import USUAL
+from copfl.measures.metrics import USUAL_METRIC
 from copfl.settings.federation import RUN_KEYS, TITLES, Network, SampleDescription
 from copfl.settings.flat import flattened, nested
 from copfl.settings.policy_lines import KEYS
@@ -62,7 +62,7 @@ def refusals(policy: Policy, run_config: Mapping[str, Any]) -> tuple[Refusal, ..
     kind, task = str(completed["samples"]["kind"]), completed["task"]
     metrics = entries_of(task.get("metrics", ()))
     if not any(str(text).replace(",", "").strip() for text in metrics):  # as in `settings.task.task_record`
-        task["metrics"] = USUAL.get(kind, "")
+        task["metrics"] = USUAL_METRIC.get(kind, "")
     task.setdefault("loss", USUAL_LOSS.get(kind, ""))
     return (*_value_refusals(policy, completed), *_component_refusals(policy, completed))
 

@@ -114,6 +114,9 @@ def test_a_run_that_continues_is_stopped(tmp_path: Path, monkeypatch: pytest.Mon
     code, said = 1, "Run 8 has\x1b ended"
     with pytest.raises(RunError, match=r"the run b was not stopped: Run 8 has\\x1b ended"):
         stop_run(app, "b")
+    runs[:] = [SubmittedRun("c\x1b", 9, "copfl/app", "", False, "")]
+    with pytest.raises(RunError, match=r"the run c\\x1b was not stopped"):
+        stop_run(app)
 
 
 def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:

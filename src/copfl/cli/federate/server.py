@@ -18,6 +18,7 @@ from copfl.cli.federate.options import (
 )
 from copfl.cli.options import option
 from copfl.errors import UsageError, stoppable
+from copfl.foreign import printable
 
 if TYPE_CHECKING:
     from copfl.federation.server.invitations import InvitedSite
@@ -127,7 +128,7 @@ def stop(
     require_flower()
     from copfl.federation.machines.deployed import stop_run
 
-    name = stop_run(folder, run)
+    name = printable(stop_run(folder, run))  # whoever submitted it chose the name
     print(f"the run {name} ends; how far it came: copfl federate status {folder} --run {name}")
 
 

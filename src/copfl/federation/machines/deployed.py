@@ -257,7 +257,9 @@ def stop_run(folder: Path, run: str | None = None) -> str:
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
         said = printable((done.stderr or done.stdout).strip(), 300)
-        raise RunError(f"the run {name} was not stopped: {said}; see `copfl federate status {folder}`")
+        raise RunError(
+            f"the run {printable(name, 60)} was not stopped: {said}; see `copfl federate status {folder}`"
+        )
     return name
 
 

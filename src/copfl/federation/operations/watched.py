@@ -219,7 +219,7 @@ def _signed(folder: Path, path: Path, run: str) -> tuple[Proposal | None, str]:
 
 
 class SubmittedRun(NamedTuple):
-    """A run in the SuperLink's database, texts as printable."""
+    """A run in the SuperLink's database; its name is as it was submitted, other texts are printable."""
 
     name: str
     flower_run: int  # Flower's number of it

@@ -27,6 +27,7 @@ from copfl.federation.node import (
 )
 from copfl.federation.node.data import node_data
 from copfl.federation.node.known_data import hashes_of
+from copfl.federation.node.secure_memory import Objective, RememberedSum, SumHistory
 from copfl.federation.protocol import secure_sum
 from copfl.federation.protocol.keys import own_key
 from copfl.federation.protocol.messages import Field
@@ -300,6 +301,134 @@ def test_the_settings_that_leave_out_rows() -> None:
     assert rows("drop", group="lab") == "complete in age, lab, outcome; together by lab"
 
 
+def test_the_settings_by_which_rows_count() -> None:
+    """All of an objective but its metrics; of another target it may be another one."""
+    columns = (Column(name="age", type="number", mean=0.0, deviation=1.0),)
+
+    def objective(*targets: str, **settings: Any) -> Objective:
+        task = "survival" if len(targets) > 1 else "regression"
+        named = tuple(Column(name=name, type="number", mean=0.0, deviation=1.0) for name in targets)
+        contract = Contract(missing="fill", task=task, columns=columns, targets=named)
+        tables = {
+            "model": {"name": "mlp"},
+            "samples": {"contract": contract.as_json(), "kind": task, "classes": 1},
+        }
+        given = {title: tables.get(title, {}) | settings.get(title, {}) for title in (*tables, "task")}
+        return secure_memory.objective_of(federation_of(given))
+
+    days = objective("days")
+    for same in ({}, {"task": {"loss": "squared"}}, {"task": {"metrics": ["mae"]}}, {"model": {"width": 3}}):
+        assert objective("days", **same) == days
+    for other in ({"loss": "huber"}, {"loss": "huber", "delta": 0.5}, {"loss": "absolute"}):
+        assert objective("days", task=other) != days
+    assert objective("days", samples={"target_mean": [3.0], "target_std": [1.0]}) != days
+    assert objective("days", model={"max_length": 5}) != days
+    history = SumHistory([RememberedSum("data", frozenset("abc"), "", days, frozenset())])
+
+    def changes(further: Objective) -> int:
+        return history.changes(history[0]._replace(objective=further))
+
+    assert (changes(days), changes(objective("cost")), changes(Objective())) == (0, 0, 0)
+    assert changes(objective("days", task={"loss": "absolute"})) == 1
+    assert changes(objective("days", "died")) == changes(objective("days", "died", "began")) == 1
+    cox, breslow = (objective("days", "died", task=task) for task in ({}, {"ties": "breslow"}))
+    assert SumHistory(history[0]._replace(objective=one) for one in (cox, days, breslow)).changes() == 2
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 0.0], [1.0, 1.0, 1e-6], [0.0, 0.0, 0.0], [1.0, 1.0, -1.0]])
+def test_weights_that_leave_out_a_class_are_refused_in_secure_sums(weights: list[float]) -> None:
+    config = {"model.name": "linear", "samples.classes": 3, "task.class_weights": weights}
+    with pytest.raises(UsageError, match=r"task\.class_weights.* at least 0.001 of the largest"):
+        federation_of(config | {"secure.aggregation": True})
+    federation_of(config)
+    federation_of(config | {"secure.aggregation": True, "task.class_weights": [1.0, 1.0, 0.01]})
+
+
+PLAIN = {"model.name": "linear", "model.width": 0, "optimizer.name": "sgd", "algorithm.weights": "equal"}
+
+
+class ObjectiveAttack(NamedTuple):
+    """Two runs that differ in an option of the objective, about data in which it concerns the last row of node 0."""
+
+    targets: Callable[[int, int], Any]  # of a node, with so many rows
+    first: dict[str, Any]
+    second: dict[str, Any]
+
+
+def rare_class(node: int, count: int) -> Any:
+    """Classes 0 to 8; the last row of node 0 alone has the class 9."""
+    y = np.arange(count) % 9
+    return np.where((np.arange(count) == count - 1) & (node == 0), 9, y)
+
+
+def times(node: int, count: int) -> Any:
+    """Events at odd times; the last row of node 0 alone has one at 2."""
+    y = 1.0 + 2 * (np.arange(count) % 20)
+    y = np.where((np.arange(count) == count - 1) & (node == 0), 2.0, y)
+    return np.stack([y, np.ones(count)], 1).astype(np.float32)
+
+
+def values(node: int, count: int) -> Any:
+    """Quarters; the last row of node 0 alone is 2.5."""
+    y = (np.arange(count) % 7 + 0.25).astype(np.float32)
+    return np.where((np.arange(count) == count - 1) & (node == 0), np.float32(2.5), y)
+
+
+SURVIVAL = {"samples.kind": "survival", "task.loss": "discrete_time", "samples.classes": 2}
+ABSOLUTE = {
+    "samples.kind": "regression",
+    "task.loss": "absolute",
+    "samples.classes": 1,
+    "samples.target_std": [1.0],
+}
+OBJECTIVES = {
+    "class weights": ObjectiveAttack(rare_class, {}, {"task.class_weights": [1.0] * 9 + [0.5]}),
+    "cuts": ObjectiveAttack(
+        times, SURVIVAL | {"task.cuts": [1.9, 30.0]}, SURVIVAL | {"task.cuts": [2.1, 30.0]}
+    ),
+    "scale": ObjectiveAttack(
+        values, ABSOLUTE | {"samples.target_mean": [2.49]}, ABSOLUTE | {"samples.target_mean": [2.51]}
+    ),
+}
+
+
+@pytest.mark.parametrize("option", OBJECTIVES)
+def test_a_second_sum_in_which_rows_count_otherwise_is_refused(
+    option: str, nodes: Nodes, tmp_path: Path
+) -> None:
+    """With a model of zeros the difference of both sums was the row, whose pixels anybody can look at."""
+    attack = OBJECTIVES[option]
+    row = np.load(nodes[0]["data"])["x"][-1].reshape(1, 64)
+    for n, config in nodes.items():
+        arrays = dict(np.load(config["data"]))
+        arrays |= {
+            "y": attack.targets(n, len(arrays["y"])),
+            "y_test": attack.targets(n, len(arrays["y_test"])),
+        }
+        np.savez(tmp_path / f"{n}.npz", **arrays)
+        nodes[n] = config | {"data": str(tmp_path / f"{n}.npz")}
+    size = max(len(np.load(config["data"])["y"]) for config in nodes.values())
+
+    def asked(run: str, settings: dict[str, Any], changes: int = 0) -> Floats:
+        allowed = {n: config | {secure_memory.CHANGES: changes} for n, config in nodes.items()}
+        server = Malicious(allowed, run=run, config=PLAIN | {"run.batch": size} | settings)
+        initial = server.model(0)
+        server.model = lambda client: tree.each(torch.zeros_like, initial)  # type: ignore[method-assign]
+        return server.total(ALL)
+
+    whole = asked("first", attack.first)
+    with pytest.raises(WireError, match="two sums in which rows count differently reveals them"):
+        asked("second", attack.second)
+    difference = (asked("third", attack.second, changes=1) - whole)[: len(whole) // 64 * 64]
+    weights = difference[: 64 * int(federation_outputs(attack))].reshape(-1, 64)
+    found = np.abs(np.corrcoef(weights, row)[-1, :-1]).max()
+    assert found > 0.999  # what the refusal is for
+
+
+def federation_outputs(attack: ObjectiveAttack) -> int:
+    return int(attack.first.get("samples.classes", 10))
+
+
 @pytest.mark.parametrize(
     ("settings", "is_told"),
     [
@@ -460,7 +589,7 @@ def test_a_node_that_is_killed_in_a_phase_answers_the_repeated_request(
     assert np.array_equal(Malicious(summed, run="second").total(ALL), one_sum.total)
     assert kills == [phase, phase]
     memory = json.loads((Path(summed[0]["state-dir"]) / ".secure" / secure_memory.FILE).read_text())
-    assert [(len(members), rows, len(uploads)) for _, members, rows, uploads in memory] == [(5, "", 1)]
+    assert [(len(members), rows, len(uploads)) for _, members, rows, _, uploads in memory] == [(5, "", 1)]
 
 
 # -- what the owner may allow --------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from copfl.federation.node.known_data import KnownData
 from copfl.federation.node.ledger import SUM, UPLOAD, Ledger, Release
 from copfl.federation.node.node import CLIENT, Node
 from copfl.federation.node.records import ClientRecords
-from copfl.federation.node.secure_memory import RememberedSum, SumMemory, rows_of
+from copfl.federation.node.secure_memory import RememberedSum, SumMemory, objective_of, rows_of
 from copfl.federation.protocol.files import write_json
 from copfl.federation.protocol.messages import Field
 from copfl.federation.protocol.noise import SecretNoise, enter_upload, sum_noise, upload_noise, with_key
@@ -203,8 +203,8 @@ def local_update(
         head = head_of(settings, node, packet)
         data = load_data(settings, node.numbered(head.client))
         identity = frozenset([node.identity(node.key.public)])
-        rows = rows_of(settings.federation, head.client)
-        alone = RememberedSum(memory.name_of(data.samples), identity, rows, frozenset())
+        rows, objective = rows_of(settings.federation, head.client), objective_of(settings.federation)
+        alone = RememberedSum(memory.name_of(data.samples), identity, rows, objective, frozenset())
         memory.history(alone.samples).expect(alone, node.config.cohort_changes)  # before it trains
     trained = train(settings, node, packet, load_data if alone is None else lambda *_: data)
     if trained.output is None:

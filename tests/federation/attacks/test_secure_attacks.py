@@ -28,6 +28,9 @@ from copfl.federation.node import (
 from copfl.federation.node.data import node_data
 from copfl.federation.node.known_data import hashes_of
 from copfl.federation.node.secure_memory import Objective, RememberedSum, SumHistory
+from copfl.federation.policy.file import FILE, write_policy
+from copfl.federation.policy.record import Policy
+from copfl.federation.policy.refusal import PolicyError
 from copfl.federation.protocol import secure_sum
 from copfl.federation.protocol.keys import own_key
 from copfl.federation.protocol.messages import Field
@@ -398,35 +401,104 @@ def test_a_second_sum_in_which_rows_count_otherwise_is_refused(
 ) -> None:
     """With a model of zeros the difference of both sums was the row, whose pixels anybody can look at."""
     attack = OBJECTIVES[option]
+    other = with_targets(nodes, tmp_path, attack.targets)
     row = np.load(nodes[0]["data"])["x"][-1].reshape(1, 64)
+    whole = of_zeros(other, "first", attack.first)
+    with pytest.raises(WireError, match="two sums in which rows count differently reveals them"):
+        of_zeros(other, "second", attack.second)
+    allowed = {n: config | {secure_memory.CHANGES: 1} for n, config in other.items()}
+    difference = of_zeros(allowed, "third", attack.second) - whole
+    assert np.abs(np.corrcoef(difference, row)[-1, :-1]).max() > 0.999  # what the refusal is for
+
+
+def with_targets(nodes: Nodes, folder: Path, targets: Callable[[int, int], Any]) -> Nodes:
+    """The nodes with the same samples, and other targets."""
+    changed = {}
     for n, config in nodes.items():
         arrays = dict(np.load(config["data"]))
-        arrays |= {
-            "y": attack.targets(n, len(arrays["y"])),
-            "y_test": attack.targets(n, len(arrays["y_test"])),
-        }
-        np.savez(tmp_path / f"{n}.npz", **arrays)
-        nodes[n] = config | {"data": str(tmp_path / f"{n}.npz")}
+        arrays |= {name: targets(n, len(arrays[name])) for name in ("y", "y_test")}
+        np.savez(folder / f"{n}.npz", **arrays)
+        changed[n] = config | {"data": str(folder / f"{n}.npz")}
+    return changed
+
+
+def of_zeros(nodes: Nodes, run: str, settings: dict[str, Any], round: int = 0) -> Floats:
+    """The weights of each output in a sum after one step on all rows, from a linear model of zeros."""
     size = max(len(np.load(config["data"])["y"]) for config in nodes.values())
-
-    def asked(run: str, settings: dict[str, Any], changes: int = 0) -> Floats:
-        allowed = {n: config | {secure_memory.CHANGES: changes} for n, config in nodes.items()}
-        server = Malicious(allowed, run=run, config=PLAIN | {"run.batch": size} | settings)
-        initial = server.model(0)
-        server.model = lambda client: tree.each(torch.zeros_like, initial)  # type: ignore[method-assign]
-        return server.total(ALL)
-
-    whole = asked("first", attack.first)
-    with pytest.raises(WireError, match="two sums in which rows count differently reveals them"):
-        asked("second", attack.second)
-    difference = (asked("third", attack.second, changes=1) - whole)[: len(whole) // 64 * 64]
-    weights = difference[: 64 * int(federation_outputs(attack))].reshape(-1, 64)
-    found = np.abs(np.corrcoef(weights, row)[-1, :-1]).max()
-    assert found > 0.999  # what the refusal is for
+    server = Malicious(nodes, run=run, config=PLAIN | {"run.batch": size} | settings, round=round)
+    initial, outputs = server.model(0), int(settings.get("samples.classes", 10))
+    server.model = lambda client: tree.each(torch.zeros_like, initial)  # type: ignore[method-assign]
+    return server.total(ALL)[: 64 * outputs].reshape(outputs, 64)
 
 
-def federation_outputs(attack: ObjectiveAttack) -> int:
-    return int(attack.first.get("samples.classes", 10))
+# -- one sum with many outputs -------------------------------------------------------------------------------
+
+
+def found_rows(nodes: Nodes, found: Floats) -> int:
+    """How many rows of node 0 are told by the weights of some outputs.
+
+    Two classes differ by their rows. Of an interval the weights are those of the rows that go through it, less those
+    that end in it, so one interval after the other tells who goes on.
+    """
+    rows = np.load(nodes[0]["data"])["x"].reshape(-1, 64).astype(float)
+    through, ends = np.zeros(64), list[Floats]()
+    for of_interval in found:
+        through, before = of_interval + through / 2, through
+        ends.append(before - through)
+    vectors = np.concatenate([np.diff(found, axis=0), found - found[-1], ends])
+    vectors = vectors[np.abs(vectors).max(1) > 1e-3]
+    both = np.corrcoef(np.concatenate([rows, vectors]))[: len(rows), len(rows) :]
+    return int((np.abs(both) > 0.999).any(1).sum()) if len(vectors) else 0
+
+
+MANY = 400
+UNIQUE_TIMES = SURVIVAL | {"task.cuts": [n + 0.5 for n in range(MANY)], "samples.classes": MANY}
+UNIQUE_CLASSES = {"samples.classes": MANY}
+MANY_OUTPUTS = {
+    "intervals": (
+        lambda node, count: np.stack(
+            [MANY // 5 * (4 - node) + 1.0 + np.arange(count) % 80, np.ones(count)], 1
+        ),
+        UNIQUE_TIMES,
+    ),
+    "classes": (lambda node, count: MANY // 5 * node + np.arange(count) % 79, UNIQUE_CLASSES),
+}
+
+
+@pytest.mark.parametrize("what", MANY_OUTPUTS)
+def test_a_sum_with_many_outputs_is_of_no_single_row(what: str, nodes: Nodes, tmp_path: Path) -> None:
+    """Each class of one row, and each interval in which one row ends, was this row in the sum."""
+    targets, settings = MANY_OUTPUTS[what]
+    few = {
+        n: config | {"data": config["data"]} for n, config in with_targets(nodes, tmp_path, targets).items()
+    }
+    arrays = dict(np.load(few[0]["data"]))
+    arrays |= {name: arrays[name][:60] for name in ("x", "y")}
+    np.savez(few[0]["data"], **arrays)
+    whole = of_zeros(few, "first", settings)
+    assert found_rows(few, whole) > 40  # what the policy's line is for
+    for config in few.values():
+        write_policy(Path(config["state-dir"]) / FILE, Policy(least_rows=5))
+    merged = of_zeros(few, "second", settings)
+    assert found_rows(few, merged) == 0
+    if what == "intervals":
+        assert np.abs(merged).max() > 0.01  # they are learned from, in groups
+
+
+@pytest.mark.parametrize("wire_format", ["fp32", "bf16"])
+def test_a_first_model_of_the_servers_choice_is_refused(wire_format: str, nodes: Nodes) -> None:
+    """A model of zeros shows sums of rows by class. Later models follow from sums that a node does not see."""
+    for config in nodes.values():
+        write_policy(Path(config["state-dir"]) / FILE, Policy(first_model=True))
+    how = {"network.wire": wire_format}
+    honest, chosen = Malicious(nodes, config=how), Malicious(nodes, run="second", config=how)
+    honest.total(ALL)
+    chosen.noise[-1] = 0.5
+    with pytest.raises(PolicyError, match=r"first model is not the one .* \[first_model\]"):
+        chosen.total(ALL)
+    later = Malicious(nodes, round=1, config=how)
+    later.noise[-1] = 0.5
+    later.total(ALL)
 
 
 @pytest.mark.parametrize(

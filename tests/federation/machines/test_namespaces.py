@@ -313,7 +313,7 @@ def test_four_hospitals_and_a_coordinator(machines: dict[str, Machine], tmp_path
     assert_took(
         several,
         {
-            "each hospital, to join": list(joined.values()),
+            "each hospital, to join and to compare the members": list(joined.values()),
             "each hospital, report and predictions": at_the_end,
             "the coordinator": [coordinator],
         },

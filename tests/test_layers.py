@@ -13,7 +13,7 @@ import pytest
 from tests.sources import SOURCE, parsed
 
 LEVELS: list[set[str]] = [
-    {"errors"},
+    {"errors", "telling"},
     {"files", "foreign", "stats", "tables", "charts", "kernels"},
     {"measures"},
     {"core"},

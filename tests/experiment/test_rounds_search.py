@@ -98,7 +98,7 @@ def test_no_test_sample_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_lower_loss_is_found() -> None:
     run = complete({"data": {"name": "wine"}, "algorithm": {"name": "fedavg"}, "run": {**FEW, "rounds": 8}})
     found = with_found_rounds(run).run.rounds
-    losses = dict(rounds_search.losses_of(list(rounds_search.held_out(run)), lambda line: None))
+    losses = dict(rounds_search.losses_of(list(rounds_search.held_out(run))))
     assert losses[found] == min(losses.values())
 
 
@@ -118,7 +118,7 @@ def test_the_temperature_has_the_lowest_log_loss_on_held_out_samples() -> None:
     answers, classes = [], []
     for e in experiments:
         models = InMemory()
-        dict(rounds_search.losses_of([e], lambda line: None, [models]))  # to the found round
+        dict(rounds_search.losses_of([e], [models]))  # to the found round
         for n, (model, _) in models.models.items():
             test = tree.row(e.training.federation.test.rows([n]), 0)
             with torch.no_grad():

@@ -16,6 +16,7 @@ from copfl.experiment.rounds_search import Lowest
 from copfl.experiment.texts_search import EMBEDDING, WORDS, WORDS_ALONE, best_of, chosen_for_texts
 from copfl.settings.complete import complete
 from copfl.settings.schema import Run
+from copfl.telling import heard
 
 
 def texts() -> Dataset:
@@ -67,7 +68,8 @@ def test_what_has_the_lowest_loss_is_trained(
         return complete(layer, values={"data": texts()})
 
     said: list[str] = []
-    run = chosen_for_texts(completed({}), completed, said.append)
+    with heard(said.append):
+        run = chosen_for_texts(completed({}), completed)
     assert (run.algorithm.name, run.model.name) == (method, model)
     assert (run.run.rounds, run.run.rounds_alone, run.run.find_rounds) == (*rounds, "done")
     assert run.algorithm.options.get("alone", False) == (lowest == 1)

@@ -8,6 +8,7 @@ anything.
 
 import contextlib
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,13 +28,13 @@ from copfl.errors import UsageError, option
 from copfl.experiment import preparation
 from copfl.experiment.analysis.gains import compared
 from copfl.experiment.models.client_models import ClientModel, InMemory
-from copfl.experiment.preparation import Tell, prepare
-from copfl.experiment.progress import Pace
+from copfl.experiment.preparation import prepare
 from copfl.experiment.result import Experiment
 from copfl.experiment.training import baseline_of, rounds_left
 from copfl.measures.calibration import fitted_temperature
 from copfl.settings.schema import SELECTION, Run
 
+logger = logging.getLogger(__name__)
 PATIENCE = 10  # rounds without a lower loss, at least, after which the search ends
 ENOUGH = 500  # held-out samples: with fewer, the loss is a mean over several choices of them
 MOST_CHOICES = 3
@@ -112,14 +113,13 @@ def lowest_loss(
     return Lowest(best, lowest)
 
 
-def searched(experiments: Sequence[Experiment], tell: Tell) -> Lowest:
+def searched(experiments: Sequence[Experiment]) -> Lowest:
     """The lowest loss of experiments that train side by side, and the temperature of its models' probabilities.
 
     The temperature is one for all clients: a client has a few held-out samples.
 
     Args:
         experiments: The same run with other held-out samples.
-        tell: Gets a line now and then.
     """
     kept = [InMemory(compared(e.clients)) for e in experiments]
     best: list[dict[int, ClientModel]] = []
@@ -127,7 +127,7 @@ def searched(experiments: Sequence[Experiment], tell: Tell) -> Lowest:
     def keep() -> None:
         best[:] = [dict(models.models) for models in kept]
 
-    found = lowest_loss(losses_of(experiments, tell, kept), on_lower=keep)
+    found = lowest_loss(losses_of(experiments, kept), on_lower=keep)
     return found._replace(temperature=_temperature(experiments, best))
 
 
@@ -150,12 +150,11 @@ def _temperature(experiments: Sequence[Experiment], models: Sequence[dict[int, C
     return fitted_temperature(np.concatenate(answers), np.concatenate(classes)) if answers else 1.0
 
 
-def with_found_rounds(run: Run, tell: Tell | None = None) -> Run:
+def with_found_rounds(run: Run) -> Run:
     """The run with the number of rounds that the search found.
 
     Args:
         run: The settings. `run.rounds` is the most that the search looks at.
-        tell: Gets a line about the search.
     """
     settings = run.run
     if run.privacy:
@@ -163,16 +162,18 @@ def with_found_rounds(run: Run, tell: Tell | None = None) -> Run:
             'run.find_rounds="first" trains twice, and noised uploads of the first training would also spend '
             f"privacy; name the number of rounds: {option('rounds')}"
         )
-    tell = tell or (lambda line: None)
     experiments = list(held_out(run))
     held_out_part = f"{SELECTION:g} of each client's training samples held out"
-    tell(f"finding the number of rounds, {settings.rounds} at most, with {held_out_part}; --rounds sets it")
-    lowest = searched(experiments, tell)
+    logger.info(
+        f"finding the number of rounds, {settings.rounds} at most, with {held_out_part}; {option('rounds')} sets it"
+    )
+    lowest = searched(experiments)
     rounds = lowest.round
     alone = [(e, baseline_of(e)) for e in experiments if settings.local_baseline]
     others = [baseline for e, baseline in alone if baseline is not None and baseline is not e]
-    rounds_alone = lowest_loss(losses_of(others, tell)).round if others else rounds
-    tell(f"{rounds} rounds{f', and {rounds_alone} of training alone,' if others else ''} had the lowest loss")
+    rounds_alone = lowest_loss(losses_of(others)).round if others else rounds
+    of_alone = f", and {rounds_alone} of training alone," if others else ""
+    logger.info(f"{rounds} rounds{of_alone} had the lowest loss")
     settings_found = dataclasses.replace(
         settings,
         rounds=rounds,
@@ -185,7 +186,7 @@ def with_found_rounds(run: Run, tell: Tell | None = None) -> Run:
 
 def held_out(run: Run) -> Iterator[Experiment]:
     """The run with held-out training samples in place of test samples, once or for several choices of them."""
-    samples = preparation.dataset(run, lambda line: None)
+    samples = preparation.dataset(run)
     whole = preparation.partition(run, samples)
     count = SELECTION * sum(map(len, whole.train))
     choices = min(MOST_CHOICES, max(1, math.ceil(ENOUGH / max(count, 1))))
@@ -201,16 +202,14 @@ def held_out(run: Run) -> Iterator[Experiment]:
 
 
 def losses_of(
-    experiments: Sequence[Experiment], tell: Tell, models: Sequence[InMemory] = ()
+    experiments: Sequence[Experiment], models: Sequence[InMemory] = ()
 ) -> Iterator[tuple[int, float]]:
     """Evaluated rounds, and the mean of their losses over the experiments, which train side by side.
 
     Args:
         experiments: The same run with other held-out samples.
-        tell: Gets a line now and then.
         models: Get the clients' models of each experiment, as the last round evaluated them.
     """
-    pace = Pace()
     curves = [LossByRound(e.training.federation.test.sizes) for e in experiments]
     with contextlib.ExitStack() as stack:
         loops = [
@@ -222,5 +221,5 @@ def losses_of(
             known = [loss for loss in losses if loss is not None]
             if known:
                 number, loss = rounds[0].number + 1, float(np.mean(known))
-                tell(f"round {number}: loss {loss:.4g} on held-out samples" if pace.is_due() else "")
+                logger.debug(f"round {number}: loss {loss:.4g} on held-out samples")
                 yield number, loss

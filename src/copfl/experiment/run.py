@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -29,10 +29,12 @@ from copfl.settings.complete import complete
 from copfl.settings.schema import Run
 from copfl.settings.toml import Tables
 from copfl.settings.values import check_same, modules_of_values
+from copfl.telling import Log, heard_by_log, to_somebody
 
 
 @arguments.shared
 @left_as_found()
+@heard_by_log()
 def run(
     algorithm: Run | str | AnyAlgorithm | type[AnyAlgorithm] | None = None,
     dataset: arguments.Data = arguments.DIGITS,
@@ -40,6 +42,7 @@ def run(
     out: str | Path | None = None,
     code: named_code.Modules = (),
     on_round: OnRound | None = None,
+    log: Log | None = to_somebody,
     **settings: Unpack[arguments.OfRun],
 ) -> Result:
     """Trains a federation and returns the result.
@@ -58,6 +61,7 @@ def run(
         out: A new run folder to write.
         code: Modules of yours that a `copfl.Run` may name. What the other arguments name needs no mention.
         on_round: Called with each round as it ends, and its seconds.
+        log: Gets a line about each step; by default it is on stderr in a terminal or a notebook.
     """
     named_code.name(code)
     record, preset = algorithm if isinstance(algorithm, Run) else None, settings.get("preset") or ""
@@ -77,12 +81,14 @@ def run(
 
 
 @left_as_found()
+@heard_by_log()
 def resume(
     path: str | Path,
     *,
     rounds: int | None = None,
     code: named_code.Modules = (),
     on_round: OnRound | None = None,
+    log: Log | None = to_somebody,
     **values: Any,
 ) -> Result:
     """Continues a stopped run, to the same bytes as without the stop.
@@ -92,6 +98,7 @@ def resume(
         rounds: Continue to this many rounds in all; by default to those of the run.
         code: Modules of yours that the folder may name, such as "mypackage.nets"; it executes no other code.
         on_round: Called with each round as it ends, and its seconds.
+        log: Gets a line about each step; by default it is on stderr in a terminal or a notebook.
         values: What was passed to `run` as a value must be passed again, and be the same: `algorithm`, `model`,
             `optimizer`, `dataset`. A folder of `Result.save` has the data.
     """
@@ -119,15 +126,12 @@ def _warned(result: Result) -> Result:
     return result
 
 
-def reopen(
-    folder: RunFolder, rounds: int | None = None, tell: Callable[[str], None] | None = None, **values: Any
-) -> Experiment:
+def reopen(folder: RunFolder, rounds: int | None = None, **values: Any) -> Experiment:
     """The experiment of a run folder; with `rounds`, continued to this many rounds in all.
 
     Args:
         folder: Of the run.
         rounds: Of the run in all; None: as before.
-        tell: Gets a line about each step of preparing it.
         values: What the program passes again, as of `resume`.
     """
     named_code.name(modules_of_values(values))
@@ -136,7 +140,7 @@ def reopen(
     own = {"partition": folder.partition(), **folder.values(), **_passed_again(values)}
     run = complete(written, {"run": now}, values=own)
     check_same(written, run.tables())
-    experiment = prepare(run, tell=tell)
+    experiment = prepare(run)
     if rounds is not None and rounds < (done := len(records.read(folder.path / "rounds.jsonl"))):
         raise RunError(f"{folder.path} has {done} rounds already; rounds={rounds} must be at least as many")
     return experiment

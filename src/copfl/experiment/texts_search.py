@@ -6,14 +6,15 @@ had it. No test sample decides anything.
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable
 
-from copfl.errors import UsageError
-from copfl.experiment.preparation import Tell
+from copfl.errors import UsageError, option
 from copfl.experiment.rounds_search import MARGIN, Lowest, held_out, searched
 from copfl.settings.merging import Layer
 from copfl.settings.schema import Run
 
+logger = logging.getLogger(__name__)
 NETWORK = "embedding"  # the model of texts, where nobody chose one
 LEVELS: Layer = {"model": {"name": "words"}, "algorithm": {"name": "wide_levels"}}
 ALONE: Layer = {"model": {"name": "words"}, "algorithm": {"name": "wide_levels", "alone": True}}
@@ -25,33 +26,32 @@ WORDS, WORDS_ALONE, EMBEDDING = (
 )
 
 
-def chosen_for_texts(run: Run, completed: Callable[[Layer], Run], tell: Tell) -> Run:
+def chosen_for_texts(run: Run, completed: Callable[[Layer], Run]) -> Run:
     """The settings that train, with their rounds.
 
     Args:
         run: The settings; their `run.find_rounds` is "first".
         completed: Completes the settings with one more layer.
-        tell: Gets a line about each step.
     """
-    tell(
+    logger.info(
         f"choosing among {WORDS}, {WORDS_ALONE} and {EMBEDDING}, on held-out training samples; "
-        "--algorithm names a method"
+        f"{option('algorithm')} names a method"
     )
     runs = {WORDS: completed(LEVELS), WORDS_ALONE: completed(ALONE), EMBEDDING: completed(FEDPER)}
     lowest: dict[str, Lowest] = {}
     left_out: list[str] = []
     for name, candidate in runs.items():
         try:
-            lowest[name] = searched(list(held_out(candidate)), tell)
+            lowest[name] = searched(list(held_out(candidate)))
         except UsageError as error:  # such as targets that the method does not have
             left_out.append(f"{name} cannot train on them: {error}")
     if not lowest:
         raise UsageError("; ".join(left_out))
     best = best_of(lowest)
     text = ", ".join(f"{name} {one.loss:.4g}" for name, one in lowest.items())
-    tell(f"loss on held-out samples: {text}; {best} is taken, for {lowest[best].round} rounds")
+    logger.info(f"loss on held-out samples: {text}; {best} is taken, for {lowest[best].round} rounds")
     for line in left_out:
-        tell(line)
+        logger.info(line)
     rounds_alone = lowest[WORDS_ALONE].round if best != EMBEDDING and WORDS_ALONE in lowest else 0
     settings = dataclasses.replace(
         runs[best].run,

@@ -5,6 +5,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Generator
 
@@ -20,7 +21,7 @@ from copfl.engine.workers import Workers
 from copfl.errors import UsageError
 from copfl.experiment import final as final_file
 from copfl.experiment import folder as run_folder
-from copfl.experiment import probabilities, records, survival, tree_views
+from copfl.experiment import probabilities, progress, records, survival, tree_views
 from copfl.experiment.analysis import evidence, gains, hints
 from copfl.experiment.analysis.gains import Analysis
 from copfl.experiment.first_run import file as choice_file
@@ -45,7 +46,7 @@ from copfl.settings.schema import KINDS
 from copfl.stats import Numbers
 
 OnRound = Callable[[Round, float], None]  # a round as it ends, and the seconds it took
-OnStage = Callable[[str], None]  # what is done after the rounds, before it is
+logger = logging.getLogger(__name__)
 
 
 def train(
@@ -53,7 +54,6 @@ def train(
     folder: RunFolder | None,
     on_round: OnRound | None = None,
     on_baseline_round: OnRound | None = None,
-    on_stage: OnStage | None = None,
     choice: FirstRunChoice | None = None,
 ) -> Result:
     """`execute` of a run by itself, the training alone and the rivals: if every client diverges, an error.
@@ -63,38 +63,44 @@ def train(
         folder: Where it is stored; None: nowhere.
         on_round: Is called after every round.
         on_baseline_round: Is called after every round of the training alone.
-        on_stage: Is called with what is done after the rounds, before it is.
         choice: Why this is trained; None: somebody named it, or the folder says why.
     """
     path = None if folder is None else folder.path
     rounds, server = experiment.settings.rounds, experiment.server_step
     check = hints.DivergenceCheck(experiment.federation, rounds, path, server)
-
-    def after(round: Round, seconds: float) -> None:
-        if on_round is not None:
-            on_round(round, seconds)
-        check(round, seconds)
-
-    tell = on_stage or (lambda stage: None)
-    result = execute(experiment, folder, after, on_stage=tell)
+    told = progress.lines(rounds, experiment.task.metrics[0], rounds_alone(experiment))
+    after = _each(told.on_round, on_round, check)
+    result = execute(experiment, folder, after)
     if path is not None and choice is not None:
         choice_file.write(choice, path)
     result.choice = choice if choice is not None or path is None else choice_file.read(path)
     if experiment.settings.local_baseline:
         e = experiment
         compared = gains.compared(e.clients)
-        tell(f"comparing {len(compared)} models")
+        logger.debug(f"comparing {len(compared)} models ...")
         cross = gains.cross_evaluation(e.training.task, e.training.federation, result.client_model, compared)
-        tell("training alone")
+        logger.debug("training alone ...")
         constant = gains.constant_answers(e.federation, e.task.metrics[0])
-        result.analysis = Analysis(_alone(result, on_baseline_round), cross, constant)
+        result.analysis = Analysis(
+            _alone(result, _each(told.on_round_alone, on_baseline_round)), cross, constant
+        )
         if path is not None:
             gains.write(result.analysis, path)
     if experiment.settings.rivals:
-        result.rivals = rivals_of(experiment, result.kept_model, tell)
+        result.rivals = rivals_of(experiment, result.kept_model)
         if path is not None and result.rivals is not None:
             rivals_file.write(result.rivals, path)
     return result
+
+
+def _each(*listeners: OnRound | None) -> OnRound:
+    """Calls all of them after a round."""
+
+    def after(round: Round, seconds: float) -> None:
+        for listener in filter(None, listeners):
+            listener(round, seconds)
+
+    return after
 
 
 def rounds_alone(e: Experiment) -> int:
@@ -146,7 +152,6 @@ def execute(
     folder: RunFolder | None,
     on_round: OnRound | None = None,
     executor: simulate.Executor | None = None,
-    on_stage: OnStage | None = None,
 ) -> Result:
     """Trains the rounds that are left, fits the new clients, and keeps every client's model.
 
@@ -155,19 +160,17 @@ def execute(
         folder: Where it is stored; None: nowhere.
         on_round: Is called after every round.
         executor: Trains the clients; None: what suits the settings.
-        on_stage: Is called with what is done after the rounds, before it is.
     """
-    tell = on_stage or (lambda stage: None)
     e, settings, models = experiment, experiment.settings, _models(experiment, folder)
     result = train_rounds(e, folder, on_round, executor, models)
     if settings.new_clients and e.federation.partition.test_from == "test":  # not while tuning
         simulation, clients = simulation_of(e), settings.split_clients
-        tell(f"fitting {len(clients[1])} new clients")
+        logger.debug(f"fitting {len(clients[1])} new clients ...")
         result.new_clients = new_clients.fitted(simulation, result.state, *clients, models)
         if folder is not None:
             new_clients.write(result.new_clients, folder.path)
     if models is not None:
-        tell(f"saving {e.clients} models")
+        logger.debug(f"saving {e.clients} models ...")
         models.settle(result.state.round)
         for n in filter(models.wanted, range(e.clients)):
             stage = models.stage(n)

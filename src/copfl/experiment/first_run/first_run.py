@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,13 +15,13 @@ import numpy as np
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import MULTILABEL, REGRESSION, Dataset
 from copfl.engine.machine import processors
-from copfl.errors import UsageError
+from copfl.errors import UsageError, option
 from copfl.experiment import preparation, texts_search
 from copfl.experiment.first_run import losses
 from copfl.experiment.first_run.candidates import Candidate, FirstRunChoice, Losses, chosen, with_network
 from copfl.experiment.first_run.folds import Folds, folds
 from copfl.experiment.own_models import models_by_client, size_of, written
-from copfl.experiment.preparation import Tell, prepare
+from copfl.experiment.preparation import prepare
 from copfl.experiment.result import Experiment
 from copfl.experiment.rivals import RivalPlan, plan_of, rivals_beside, trained_rivals
 from copfl.experiment.rounds_search import CHOSEN, with_found_rounds
@@ -30,6 +31,7 @@ from copfl.settings.complete import complete
 from copfl.settings.merging import Layer
 from copfl.settings.schema import Run
 
+logger = logging.getLogger(__name__)
 NETWORK = "network"
 MODEL = "mlp"  # of tables, where nobody chose one
 QUICK = 20  # rounds: a method with more is left out after a fold on which another one is better
@@ -64,9 +66,7 @@ def is_open(run: Run, layers: Sequence[Layer]) -> bool:
     return is_usual_table or run.model.name == texts_search.NETWORK
 
 
-def completed_run(
-    *layers: Layer | Run, preset: str = "", tell: Tell | None = None
-) -> tuple[Run, FirstRunChoice | None]:
+def completed_run(*layers: Layer | Run, preset: str = "") -> tuple[Run, FirstRunChoice | None]:
     """The record of a run as it trains, and what was chosen on a table where nobody chose how to train.
 
     `copfl run` and `copfl.run` begin here.
@@ -74,29 +74,27 @@ def completed_run(
     Args:
         layers: Settings by title and key, or an incomplete record; later ones win.
         preset: The name of a preset, which is below the layers.
-        tell: Gets a line about each step of a search.
     """
     run = complete(*layers, preset=preset)
     if run.run.find_rounds != "first":
         return run, None
-    tell = tell or (lambda line: None)
     plain = [layer for layer in layers if not isinstance(layer, Run)]
     says_how = bool(preset) or len(plain) < len(layers)  # a preset and a record say how to train
     if says_how or not is_open(run, plain):
-        return with_found_rounds(run, tell), None
+        return with_found_rounds(run), None
 
     def completed(layer: Layer) -> Run:
         return complete(*plain, layer)
 
     if run.model.name == texts_search.NETWORK:
-        return texts_search.chosen_for_texts(run, completed, tell), None
-    choice = _chosen_for_table(run, completed, tell)
-    return (with_found_rounds(run, tell), None) if choice is None else choice
+        return texts_search.chosen_for_texts(run, completed), None
+    choice = _chosen_for_table(run, completed)
+    return (with_found_rounds(run), None) if choice is None else choice
 
 
-def _chosen_for_table(run: Run, completed: Completed, tell: Tell) -> tuple[Run, FirstRunChoice] | None:
+def _chosen_for_table(run: Run, completed: Completed) -> tuple[Run, FirstRunChoice] | None:
     """The settings that train on a table, and why; None where folds cannot divide its rows."""
-    samples = preparation.dataset(run, lambda line: None)
+    samples = preparation.dataset(run)
     whole = preparation.partition(run, samples)
     if not _can_choose(samples, whole):
         return None
@@ -108,7 +106,7 @@ def _chosen_for_table(run: Run, completed: Completed, tell: Tell) -> tuple[Run, 
     if not run.run.rivals:  # nobody wants what a site has alone, but for the constant answer
         plan = plan._replace(effort=Effort((), 0, 0, 0.0))
     held_out = folds(whole, samples, run.run.seed)
-    choice, candidates = _validated(run, completed, alike, plan, held_out, samples, tell)
+    choice, candidates = _validated(run, completed, alike, plan, held_out, samples)
     return _run_of(choice, candidates, completed, alike, plan), choice
 
 
@@ -130,7 +128,6 @@ def _validated(
     plan: RivalPlan,
     held_out: Folds,
     samples: Dataset,
-    tell: Tell,
 ) -> tuple[FirstRunChoice, dict[str, Candidate]]:
     """The choice, and all candidates by name."""
     is_rmse = samples.kind == REGRESSION
@@ -141,10 +138,10 @@ def _validated(
     if features > MOST_SLOPES:
         left_out[SLOPES] = f"there are {features:,} features, and more than {MOST_SLOPES} take long"
     methods = {name: table for name, table in METHODS.items() if name not in left_out}
-    tell(
+    logger.info(
         f"choosing among {', '.join(methods)}, {'a network, ' if has_network else ''}and what each client has "
         f"alone, by cross-validation: {held_out.number} fold{'s' * (held_out.number > 1)} of {rows:,} training rows, "
-        f"about {_seconds(plan, held_out, features, has_network):.0f} s; --algorithm names a method"
+        f"about {_seconds(plan, held_out, features, has_network):.0f} s; {option('algorithm')} names a method"
     )
     runs = {
         name: completed({"run": {"find_rounds": "off"}, "algorithm": table})

@@ -24,7 +24,17 @@ from typing import NamedTuple
 import torch
 
 from copfl.comparison.jobs.forecast import Forecast
-from copfl.comparison.jobs.job import PAUSE, Job, LeanFolder, Start, damaged, finished, held, locked_folder
+from copfl.comparison.jobs.job import (
+    PAUSE,
+    Job,
+    LeanFolder,
+    Start,
+    damaged,
+    edited_since,
+    finished,
+    held,
+    locked_folder,
+)
 from copfl.comparison.jobs.processes import Pool, in_processes, only_here, sendable
 from copfl.comparison.jobs.starts import started_with
 from copfl.comparison.jobs.submission import Done, TimeIsUp, submitted
@@ -41,6 +51,7 @@ from copfl.settings import named_code
 from copfl.settings.complete import complete
 from copfl.settings.data import data_of
 from copfl.settings.identity import essential
+from copfl.settings.named_code import file_of
 from copfl.settings.schema import Run, table_of
 from copfl.telling import Pace
 
@@ -81,6 +92,10 @@ def all_done(
     left = [job for job in distinct if not finished(job)]
     if len(left) < len(distinct):
         logger.info(f"{len(distinct) - len(left)} of {len(distinct)} {what} are there already")
+    edited = {job.title: modules for job in left if (modules := edited_since(job))}
+    if edited:
+        files = ", ".join(sorted({str(file_of(one) or one) for of_job in edited.values() for one in of_job}))
+        logger.info(f"{len(edited)} of {len(distinct)} {what} are trained again, as {files} changed since")
     problems, count, total = dict[str, list[str]](), 0, len(left)
     forecast.plan(distinct)
     confined = next(filter(None, (only_here(job.run) for job in left)), "")

@@ -16,7 +16,7 @@ from copfl.core.evaluation import predicted
 from copfl.core.task import EVAL_BATCH, Data, Personal, Task
 from copfl.data.clients.federation import FederatedData, Split
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, REGRESSION, SURVIVAL
-from copfl.experiment.result import Experiment
+from copfl.experiment.experiment import Experiment
 from copfl.measures.metrics import Metric
 from copfl.models import pretrained
 from copfl.rivals import process

@@ -19,9 +19,10 @@ from copfl.audit.shapley import DEFAULT, Sampling, shapley
 from copfl.data.clients.groups import client_titles, names_of_clients
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment import records
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.preparation import prepare
-from copfl.experiment.result import Experiment, Result
+from copfl.experiment.result import Result
 from copfl.experiment.training import OnRound, train_rounds
 from copfl.files import write_bytes
 from copfl.measures.metrics import ACCURACY, MetricInfo

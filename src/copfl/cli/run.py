@@ -19,9 +19,9 @@ from copfl.telling import Log, heard
 
 if TYPE_CHECKING:
     from copfl.engine.rounds import Round
+    from copfl.experiment.experiment import Experiment
     from copfl.experiment.first_run.candidates import FirstRunChoice
     from copfl.experiment.folder import RunFolder
-    from copfl.experiment.result import Experiment
 
 CHOICES = ("algorithm", "data")  # where one of them is named, the run is not the demo
 PRESETS = (

@@ -58,9 +58,9 @@ from copfl.comparison.rows.spaces import EXAMPLE, Space, cells, check_by_setting
 from copfl.comparison.rows.suitability import reasons
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.errors import UsageError, at_least, in_words, unknown
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
-from copfl.experiment.result import Experiment
 from copfl.settings import arguments, named_code
 from copfl.settings.checking import parameters_of, unknown_key
 from copfl.settings.complete import complete

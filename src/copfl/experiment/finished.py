@@ -19,7 +19,7 @@ from copfl.errors import RunError, UsageError, at_least
 from copfl.experiment.analysis import gains
 from copfl.experiment.analysis.gains import Analysis, Cross
 from copfl.experiment.bundle import description
-from copfl.experiment.bundle.bundle import Bundle, load
+from copfl.experiment.bundle.bundle import Bundle, read_bundle
 from copfl.experiment.bundle.places import OF_SERVER, located
 from copfl.experiment.folder import RunFolder, claimed
 from copfl.experiment.models.client_models import RECEIVED, received_model
@@ -56,7 +56,7 @@ def received_bundle(path: str | Path, client: int | str, **values: Any) -> Bundl
     number = facts.origin.client
     assert number is not None
     origin = dataclasses.replace(facts.origin, stage=RECEIVED, round=state.round, select="last")
-    trained = load(path, number, model=values.get("model"))
+    trained = read_bundle(path, number, model=values.get("model"))
     model = received_model(e.algorithm, e.task, state, number)
     output = dataclasses.replace(facts.output, hazard=None)  # it is of the trained model
     own = dataclasses.replace(facts, origin=origin, output=output, scores=())
@@ -113,7 +113,9 @@ def cross_site(
     e.training.compute()
     cross = gains.cross_evaluation(task, federation, model_of, range(e.clients), samples)
     tests = [gains.evenly_chosen(tree.row(federation.test.rows([n]), 0), samples) for n in range(e.clients)]
-    of_server = tree.each(lambda t: t.to(task.device), load(path, OF_SERVER, model=values.get("model")).model)
+    of_server = tree.each(
+        lambda t: t.to(task.device), read_bundle(path, OF_SERVER, model=values.get("model")).model
+    )
     with torch.no_grad():
         last_row = primary_metrics(task, of_server, tests)
     measured = gains.read(path)

@@ -27,9 +27,9 @@ from copfl.errors import DataError, UsageError, how_to_set, option
 from copfl.experiment import own_models, rivals
 from copfl.experiment.analysis import hints
 from copfl.experiment.analysis.halves import check_benefit, check_evidence
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.models.network import build_model, tokenized
 from copfl.experiment.progress import expected
-from copfl.experiment.result import Experiment
 from copfl.experiment.tasks import check_task, learned_task, with_intervals
 from copfl.models import MODELS, pretrained
 from copfl.settings.checking import SettingError

@@ -18,8 +18,8 @@ from copfl.core.task import EVAL_BATCH, Data, Personal, Task
 from copfl.data.clients.federation import FederatedData, Split
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, REGRESSION, SURVIVAL
 from copfl.errors import in_words
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.progress import counted
-from copfl.experiment.result import Experiment
 from copfl.measures.metrics import Metric
 from copfl.models import pretrained
 from copfl.rivals import process

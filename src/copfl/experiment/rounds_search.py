@@ -27,9 +27,9 @@ from copfl.engine.rounds import Round
 from copfl.errors import UsageError, option
 from copfl.experiment import preparation
 from copfl.experiment.analysis.gains import compared
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.models.client_models import ClientModel, InMemory
 from copfl.experiment.preparation import prepare
-from copfl.experiment.result import Experiment
 from copfl.experiment.training import baseline_of, rounds_left
 from copfl.measures.calibration import fitted_temperature
 from copfl.settings.schema import SELECTION, Run

@@ -16,11 +16,12 @@ from copfl.engine import ranks
 from copfl.errors import RunError, unknown, warn
 from copfl.experiment import folder as run_folder
 from copfl.experiment import records
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.first_run.first_run import completed_run
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
-from copfl.experiment.result import Experiment, Result
+from copfl.experiment.result import Result
 from copfl.experiment.rounds_search import with_found_rounds
 from copfl.experiment.training import OnRound, baseline_of, simulation_of, train
 from copfl.settings import arguments, named_code, user_code

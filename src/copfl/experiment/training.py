@@ -24,6 +24,7 @@ from copfl.experiment import folder as run_folder
 from copfl.experiment import probabilities, progress, records, survival, tree_views
 from copfl.experiment.analysis import evidence, gains, hints
 from copfl.experiment.analysis.gains import Analysis
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.first_run import file as choice_file
 from copfl.experiment.first_run.candidates import FirstRunChoice
 from copfl.experiment.folder import RunFolder
@@ -36,7 +37,7 @@ from copfl.experiment.models.client_models import (
     InMemory,
     received_model,
 )
-from copfl.experiment.result import Experiment, Result
+from copfl.experiment.result import Result
 from copfl.experiment.rivals import rivals_of
 from copfl.rivals import file as rivals_file
 from copfl.settings import schema

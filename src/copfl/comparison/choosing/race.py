@@ -45,8 +45,8 @@ from copfl.comparison.rows.suitability import reasons, refusals
 from copfl.errors import RunError, UsageError
 from copfl.experiment.analysis.convergence import rises
 from copfl.experiment.analysis.gains import EQUAL, Gains
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.progress import span
-from copfl.experiment.result import Experiment
 from copfl.measures.metrics import MetricInfo
 from copfl.settings.toml import Tables
 from copfl.stats import LEVEL, Difference, Numbers

@@ -26,7 +26,7 @@ from copfl.comparison.jobs.submission import Done, Work, submitted
 from copfl.engine import mps
 from copfl.engine.autotune import runs_at_a_time
 from copfl.errors import COMMAND_LINE, RunError, raised_as
-from copfl.experiment.result import Experiment
+from copfl.experiment.experiment import Experiment
 from copfl.settings.schema import Run
 
 

@@ -43,8 +43,8 @@ from copfl.engine import seed_batching
 from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.rounds import Round
 from copfl.errors import CopflError, RunError, UsageError
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.preparation import prepare
-from copfl.experiment.result import Experiment
 from copfl.experiment.training import OnRound, execute, simulation_of
 from copfl.files import Busy
 from copfl.settings import named_code

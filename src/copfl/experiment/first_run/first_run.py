@@ -17,12 +17,12 @@ from copfl.data.samples import MULTILABEL, REGRESSION, Dataset
 from copfl.engine.machine import processors
 from copfl.errors import UsageError, option
 from copfl.experiment import preparation, texts_search
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.first_run import losses
 from copfl.experiment.first_run.candidates import Candidate, FirstRunChoice, Losses, chosen, with_network
 from copfl.experiment.first_run.folds import Folds, folds
 from copfl.experiment.own_models import models_by_client, size_of, written
 from copfl.experiment.preparation import prepare
-from copfl.experiment.result import Experiment
 from copfl.experiment.rivals import RivalPlan, plan_of, rivals_beside, trained_rivals
 from copfl.experiment.rounds_search import CHOSEN, with_found_rounds
 from copfl.rivals.effort import Effort

@@ -19,10 +19,10 @@ from copfl.data.samples import REGRESSION, Dataset
 from copfl.engine.autotune import MAX_CLIENTS
 from copfl.engine.seed_batching import can_batch, run_batched
 from copfl.engine.simulate import Executor
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.first_run.folds import Folds
 from copfl.experiment.models.client_models import InMemory
 from copfl.experiment.preparation import prepare
-from copfl.experiment.result import Experiment
 from copfl.experiment.rivals import TrainedRivals
 from copfl.experiment.rounds_search import PATIENCE, LossByRound
 from copfl.experiment.training import rounds_left, simulation_of

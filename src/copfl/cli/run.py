@@ -19,7 +19,7 @@ from copfl.settings import first_look, toml
 
 if TYPE_CHECKING:
     from copfl.engine.rounds import Round
-    from copfl.experiment.first_run.candidates import FirstRunChoice
+    from copfl.experiment.choice import Choice
     from copfl.experiment.folder import RunFolder
     from copfl.experiment.result import Experiment
 
@@ -57,9 +57,10 @@ def run(
     if line_alone and "name" not in line.get("data", {"name": ""}):
         first_look.look_at_data({"name": "digits", **line["data"]})
     with process.importing():
+        from copfl.choosing.first_run import completed_run
         from copfl.engine import ranks
         from copfl.experiment import folder as run_folder
-        from copfl.experiment.first_run.first_run import completed_run, text_of
+        from copfl.experiment.choice import text_of
         from copfl.experiment.preparation import prepare
         from copfl.experiment.run import follow
         from copfl.settings.first_choice import why
@@ -145,7 +146,7 @@ class Show(NamedTuple):
         return _tell if self.progress else None
 
 
-def _train(prepared: Experiment, folder: RunFolder, show: Show, choice: FirstRunChoice | None = None) -> None:
+def _train(prepared: Experiment, folder: RunFolder, show: Show, choice: Choice | None = None) -> None:
     """Trains with progress on stderr, logs every round to the trackers, and prints the result."""
     from copfl.engine import ranks
     from copfl.experiment.progress import bar, lines

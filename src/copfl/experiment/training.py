@@ -18,13 +18,13 @@ from copfl.engine.mapping import renewed
 from copfl.engine.rounds import ModelKeeper, Round, State
 from copfl.engine.workers import Workers
 from copfl.errors import UsageError
+from copfl.experiment import choice as choice_file
 from copfl.experiment import final as final_file
 from copfl.experiment import folder as run_folder
 from copfl.experiment import probabilities, records, survival, tree_views
 from copfl.experiment.analysis import evidence, gains, hints
 from copfl.experiment.analysis.gains import Analysis
-from copfl.experiment.first_run import file as choice_file
-from copfl.experiment.first_run.candidates import FirstRunChoice
+from copfl.experiment.choice import Choice
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.client_models import (
@@ -54,7 +54,7 @@ def train(
     on_round: OnRound | None = None,
     on_baseline_round: OnRound | None = None,
     on_stage: OnStage | None = None,
-    choice: FirstRunChoice | None = None,
+    choice: Choice | None = None,
 ) -> Result:
     """`execute` of a run by itself, the training alone and the rivals: if every client diverges, an error.
 

@@ -37,13 +37,13 @@ from copfl.cli.main import app
 from copfl.comparison.rows import entry_file
 from copfl.data.clients.partition import FORMAT, Partition
 from copfl.errors import CopflError, RunError
+from copfl.experiment import choice as choice_file
 from copfl.experiment import final, records, survival, tree_views
 from copfl.experiment.bundle import description
+from copfl.experiment.choice import Choice, Validated
 from copfl.experiment.export.mlflow_folder import _load_pyfunc
 from copfl.experiment.final import FinalEvaluation
 from copfl.experiment.finished import cross_site
-from copfl.experiment.first_run import file as choice_file
-from copfl.experiment.first_run.candidates import FirstRunChoice, Validated
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.new_clients import NewClients
 from copfl.experiment.survival import AtHorizon, Observed, RiskGroup, Survival
@@ -571,7 +571,7 @@ def test_random_files_of_a_run(file: str, world: World, mark: Path, tmp_path: Pa
     if file == "choice.json":
         by_site = {name: np.array([0.5, 0.7]) for name in ("levels", "trees", "forest")}
         validated = Validated(by_site, {"network": "it takes too long"}, False, 5)
-        choice_file.write(FirstRunChoice("levels", ("levels", "forest"), validated), folder)
+        choice_file.write(Choice("levels", ("levels", "forest"), validated), folder)
     if file == "trees.json":
         root, leaf = Box("size ≤ 1", -1, 0, 0.5), Box("+0.1", 0, 1, 0.2)
         answers = (("yes", (0.1, 0.2)),)

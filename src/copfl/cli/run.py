@@ -19,8 +19,8 @@ from copfl.telling import Log, heard
 
 if TYPE_CHECKING:
     from copfl.engine.rounds import Round
+    from copfl.experiment.choice import Choice
     from copfl.experiment.experiment import Experiment
-    from copfl.experiment.first_run.candidates import FirstRunChoice
     from copfl.experiment.folder import RunFolder
 
 CHOICES = ("algorithm", "data")  # where one of them is named, the run is not the demo
@@ -57,9 +57,10 @@ def run(
     if line_alone and "name" not in line.get("data", {"name": ""}):
         first_look.look_at_data({"name": "digits", **line["data"]})
     with process.importing():
+        from copfl.choosing.first_run import completed_run
         from copfl.engine import ranks
         from copfl.experiment import folder as run_folder
-        from copfl.experiment.first_run.first_run import completed_run, text_of
+        from copfl.experiment.choice import text_of
         from copfl.experiment.preparation import prepare
         from copfl.experiment.run import follow
         from copfl.settings.first_choice import why
@@ -148,7 +149,7 @@ class Show(NamedTuple):
         return _preparing if self.progress else None
 
 
-def _train(prepared: Experiment, folder: RunFolder, show: Show, choice: FirstRunChoice | None = None) -> None:
+def _train(prepared: Experiment, folder: RunFolder, show: Show, choice: Choice | None = None) -> None:
     """Trains with progress on stderr, logs every round to the trackers, and prints the result."""
     from copfl.engine import ranks
     from copfl.experiment.progress import bar

@@ -20,6 +20,7 @@ from copfl.data.clients.groups import names_of_clients
 from copfl.data.sets.stored import stored
 from copfl.engine.rounds import Ids, State
 from copfl.errors import UsageError, unknown
+from copfl.experiment import choice as choice_file
 from copfl.experiment import final as final_file
 from copfl.experiment import folder as run_folder
 from copfl.experiment import probabilities, records, survival
@@ -29,11 +30,10 @@ from copfl.experiment.analysis.hints import warnings_of
 from copfl.experiment.bundle.bundle import Bundle
 from copfl.experiment.bundle.description import Description, Hazard, Origin, Score
 from copfl.experiment.bundle.writing import describe, write_bundles
+from copfl.experiment.choice import Choice
 from copfl.experiment.coefficients import Coefficients, coefficients_of
 from copfl.experiment.experiment import Experiment
 from copfl.experiment.final import FinalEvaluation
-from copfl.experiment.first_run import file as choice_file
-from copfl.experiment.first_run.candidates import FirstRunChoice
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.client_models import (
     GLOBAL,
@@ -85,7 +85,7 @@ class Result:
     rivals: Rivals | None = None
     probabilities: Probabilities | None = None
     survival: Survival | None = None
-    choice: FirstRunChoice | None = None
+    choice: Choice | None = None
     final_evaluation: FinalEvaluation | None = None
 
     def __str__(self) -> str:

@@ -29,6 +29,7 @@ from copfl.rivals.paired import gain_interval, is_fast
 from copfl.rivals.process import SiteTask
 from copfl.rivals.records import (
     BOOSTED,
+    CONSTANT,
     FOREST,
     LINEAR,
     OF_SCIKIT_LEARN,
@@ -278,6 +279,13 @@ class RivalPlan(NamedTuple):
     inputs: Inputs
     sites: list[int]
     effort: Effort
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of model, the simplest first."""
+        effort = self.effort
+        wanted = {CONSTANT: 1, LINEAR: len(effort.penalties), FOREST: effort.forest, BOOSTED: effort.boosted}
+        return tuple(kind for kind, number in wanted.items() if number)
 
     @property
     def text(self) -> str:

@@ -19,14 +19,14 @@ from copfl.engine.mapping import renewed
 from copfl.engine.rounds import ModelKeeper, Round, State
 from copfl.engine.workers import Workers
 from copfl.errors import UsageError
+from copfl.experiment import choice as choice_file
 from copfl.experiment import final as final_file
 from copfl.experiment import folder as run_folder
 from copfl.experiment import probabilities, progress, records, survival, tree_views
 from copfl.experiment.analysis import evidence, gains, hints
 from copfl.experiment.analysis.gains import Analysis
+from copfl.experiment.choice import Choice
 from copfl.experiment.experiment import Experiment
-from copfl.experiment.first_run import file as choice_file
-from copfl.experiment.first_run.candidates import FirstRunChoice
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.client_models import (
@@ -55,7 +55,7 @@ def train(
     folder: RunFolder | None,
     on_round: OnRound | None = None,
     on_baseline_round: OnRound | None = None,
-    choice: FirstRunChoice | None = None,
+    choice: Choice | None = None,
 ) -> Result:
     """`execute` of a run by itself, the training alone and the rivals: if every client diverges, an error.
 

@@ -3,15 +3,14 @@
 The summary of a run and its report show it.
 """
 
-from copfl.experiment.first_run.candidates import FirstRunChoice
-from copfl.experiment.first_run.first_run import title_of
+from copfl.experiment.choice import Choice, title_of
 from copfl.measures.metrics import METRICS
 from copfl.tables import Table, listed
 
 NAMED = 5  # sites that a sentence names
 
 
-def choice_table(choice: FirstRunChoice) -> Table:
+def choice_table(choice: Choice) -> Table:
     """A row per candidate: its cross-validated loss, and how many clients have it."""
     validated, metric = choice.validated, METRICS["rmse" if choice.validated.is_rmse else "log_loss"]
     rows = []

@@ -22,13 +22,13 @@ from copfl.core.selection import BestRounds, has_ended
 from copfl.data.clients.groups import client_titles
 from copfl.engine import checkpoint
 from copfl.errors import RunError, UsageError, raised_as
+from copfl.experiment import choice as choice_file
 from copfl.experiment import final as final_file
 from copfl.experiment import probabilities, records, survival, tree_views
 from copfl.experiment.analysis import gains
 from copfl.experiment.analysis.gains import Analysis, Gains
+from copfl.experiment.choice import Choice
 from copfl.experiment.final import FinalEvaluation
-from copfl.experiment.first_run import file as choice_file
-from copfl.experiment.first_run.candidates import FirstRunChoice
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.new_clients import NEW_CLIENTS, NewClients
@@ -73,7 +73,7 @@ class RunData:
     analysis: Analysis | None = None  # gains.json, if there is one
     new: NewClients | None = None  # new_clients.json, if there is one
     rivals: Rivals | None = None  # rivals.json, if there is one
-    choice: FirstRunChoice | None = None  # choice.json, if there is one
+    choice: Choice | None = None  # choice.json, if there is one
     probabilities: Probabilities | None = None  # probabilities.json, if there is one
     survival: Survival | None = None  # survival.json, if there is one
     trees: TreeViews | None = None  # trees.json, if there is one

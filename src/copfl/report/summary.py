@@ -15,11 +15,11 @@ import numpy as np
 from copfl.core.evaluation import VALIDATED
 from copfl.data.clients.groups import names_of_clients
 from copfl.errors import how_to_set
+from copfl.experiment import choice as choice_file
 from copfl.experiment import final, probabilities, survival
 from copfl.experiment.analysis.convergence import got_worse, still_rises
 from copfl.experiment.analysis.gains import Gains, constant_text
 from copfl.experiment.coefficients import table as coefficients_table
-from copfl.experiment.first_run import file as choice_file
 from copfl.experiment.folder import BASELINE
 from copfl.experiment.models.new_clients import UPDATES, NewClients
 from copfl.experiment.progress import span

@@ -4,8 +4,8 @@
     python benchmarks/exam.py --device cuda --jobs 9 --out results/exam.json      # on a GPU, with its agreement
 
 A cell is a kind of data in one way. It passes if it ends without an error and its rounds were computed by the engine
-that the device has: a cell that falls back to a slower one fails. What a kind does not support is listed in REFUSED, and
-passes if it ends in that error.
+that the device has: a cell that falls back to a slower one fails. What a kind does not support is listed in REFUSED,
+and passes if it ends in that error.
 
 With another device than the CPU, every way of training is repeated in double precision on both. The cell "agreement"
 passes if both chose the same, and no loss of a client in a round differs by more than AGREEMENT, as a part of its size.
@@ -18,7 +18,6 @@ import contextlib
 import json
 import math
 import multiprocessing
-import os
 import platform
 import subprocess
 import sys
@@ -26,7 +25,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial

@@ -416,6 +416,5 @@ def _values(trained: TrainedRivals, clients: int) -> dict[str, RivalValues]:
 
 def _answers(task: Task, model: Personal, test: Data) -> Array:
     """The predictions of a model for test samples."""
-    moved: Personal = tree.each(lambda t: t.to(task.device), model)
     with torch.no_grad():
-        return predicted(task, moved, test)[0]
+        return predicted(task, model, test)[0]

@@ -21,6 +21,7 @@ LEVELS: list[set[str]] = [
     {"algorithms", "wrappers", "engine", "rivals"},
     {"settings"},
     {"experiment", "testing"},
+    {"choosing"},
     {"comparison", "report"},
     {"audit", "bench", "federation"},
     {"cli"},

@@ -20,8 +20,8 @@ from copfl.settings import first_look, toml
 if TYPE_CHECKING:
     from copfl.engine.rounds import Round
     from copfl.experiment.experiment import Experiment
-    from copfl.experiment.first_run.candidates import FirstRunChoice
     from copfl.experiment.folder import RunFolder
+    from copfl.experiment.training import Given
 
 CHOICES = ("algorithm", "data")  # where one of them is named, the run is not the demo
 PRESETS = (
@@ -59,6 +59,7 @@ def run(
     with process.importing():
         from copfl.engine import ranks
         from copfl.experiment import folder as run_folder
+        from copfl.experiment.first_run.file import CHOICE
         from copfl.experiment.first_run.first_run import completed_run, text_of
         from copfl.experiment.preparation import prepare
         from copfl.experiment.run import follow
@@ -88,7 +89,7 @@ def run(
             )
         target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
         with run_folder.claimed(target, new=True) as folder:
-            _train(prepared, folder, show, choice)
+            _train(prepared, folder, show, {} if choice is None else {CHOICE: choice})
 
 
 def resume(
@@ -145,7 +146,7 @@ class Show(NamedTuple):
         return _tell if self.progress else None
 
 
-def _train(prepared: Experiment, folder: RunFolder, show: Show, choice: FirstRunChoice | None = None) -> None:
+def _train(prepared: Experiment, folder: RunFolder, show: Show, given: Given) -> None:
     """Trains with progress on stderr, logs every round to the trackers, and prints the result."""
     from copfl.engine import ranks
     from copfl.experiment.progress import bar, lines
@@ -174,7 +175,7 @@ def _train(prepared: Experiment, folder: RunFolder, show: Show, choice: FirstRun
             if show.progress:
                 _warn([*prepared.hints, *filter(None, [leading])])
             alone, stage = (None, None) if shown is None else (shown.on_round_alone, shown.on_stage)
-            result = train(prepared, folder, on_round, alone, stage, choice)
+            result = train(prepared, folder, on_round, alone, stage, given)
     except Stopped:
         how = f"`copfl resume {folder.path}` continues from its last checkpoint" if folder.begun else ""
         raise Stopped(how) from None

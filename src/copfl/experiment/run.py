@@ -17,6 +17,7 @@ from copfl.errors import RunError, unknown, warn
 from copfl.experiment import folder as run_folder
 from copfl.experiment import records
 from copfl.experiment.experiment import Experiment
+from copfl.experiment.first_run.file import CHOICE
 from copfl.experiment.first_run.first_run import completed_run
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.preparation import prepare
@@ -74,7 +75,8 @@ def run(
     experiment = prepare(description)
     opened = contextlib.nullcontext() if out is None else run_folder.claimed(Path(out), new=True)
     with opened as folder:
-        return _warned(train(experiment, folder, on_round, choice=choice))
+        given = {} if choice is None else {CHOICE: choice}
+        return _warned(train(experiment, folder, on_round, given=given))
 
 
 @left_as_found()

@@ -6,7 +6,9 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -18,14 +20,14 @@ from copfl.engine.mapping import renewed
 from copfl.engine.rounds import ModelKeeper, Round, State
 from copfl.engine.workers import Workers
 from copfl.errors import UsageError
-from copfl.experiment import final as final_file
+from copfl.experiment import final, records
 from copfl.experiment import folder as run_folder
-from copfl.experiment import probabilities, records, survival, tree_views
 from copfl.experiment.analysis import evidence, gains, hints
-from copfl.experiment.analysis.gains import Analysis
+from copfl.experiment.analysis.against_rivals import RIVALS
+from copfl.experiment.analysis.gains import GAINS, Analysis
 from copfl.experiment.experiment import Experiment
-from copfl.experiment.first_run import file as choice_file
-from copfl.experiment.first_run.candidates import FirstRunChoice
+from copfl.experiment.final import FINAL
+from copfl.experiment.finding import Finding, Trained
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.client_models import (
@@ -36,9 +38,10 @@ from copfl.experiment.models.client_models import (
     InMemory,
     received_model,
 )
+from copfl.experiment.models.new_clients import NEW_CLIENTS
 from copfl.experiment.result import Result
 from copfl.experiment.rivals import rivals_of
-from copfl.rivals import file as rivals_file
+from copfl.experiment.run_record import FINDINGS
 from copfl.settings import schema
 from copfl.settings.checking import options_of
 from copfl.settings.components import WRAPPERS
@@ -47,6 +50,8 @@ from copfl.stats import Numbers
 
 OnRound = Callable[[Round, float], None]  # a round as it ends, and the seconds it took
 OnStage = Callable[[str], None]  # what is done after the rounds, before it is
+Given = Mapping[Finding[Any], Any]  # what was found before the rounds
+NOTHING: Given = MappingProxyType({})
 
 
 def train(
@@ -55,7 +60,7 @@ def train(
     on_round: OnRound | None = None,
     on_baseline_round: OnRound | None = None,
     on_stage: OnStage | None = None,
-    choice: FirstRunChoice | None = None,
+    given: Given = NOTHING,
 ) -> Result:
     """`execute` of a run by itself, the training alone and the rivals: if every client diverges, an error.
 
@@ -65,7 +70,7 @@ def train(
         on_round: Is called after every round.
         on_baseline_round: Is called after every round of the training alone.
         on_stage: Is called with what is done after the rounds, before it is.
-        choice: Why this is trained; None: somebody named it, or the folder says why.
+        given: What was found before the rounds, such as why this is trained; a folder that goes on says it itself.
     """
     path = None if folder is None else folder.path
     rounds, server = experiment.settings.rounds, experiment.server_step
@@ -77,10 +82,7 @@ def train(
         check(round, seconds)
 
     tell = on_stage or (lambda stage: None)
-    result = execute(experiment, folder, after, on_stage=tell)
-    if path is not None and choice is not None:
-        choice_file.write(choice, path)
-    result.choice = choice if choice is not None or path is None else choice_file.read(path)
+    result = execute(experiment, folder, after, on_stage=tell, given=given)
     if experiment.settings.local_baseline:
         e = experiment
         compared = gains.compared(e.clients)
@@ -88,13 +90,9 @@ def train(
         cross = gains.cross_evaluation(e.training.task, e.training.federation, result.client_model, compared)
         tell("training alone")
         constant = gains.constant_answers(e.federation, e.task.metrics[0])
-        result.analysis = Analysis(_alone(result, on_baseline_round), cross, constant)
-        if path is not None:
-            gains.write(result.analysis, path)
+        GAINS.keep(result, Analysis(_alone(result, on_baseline_round), cross, constant))
     if experiment.settings.rivals:
-        result.rivals = rivals_of(experiment, result.kept_model, tell)
-        if path is not None and result.rivals is not None:
-            rivals_file.write(result.rivals, path)
+        RIVALS.keep(result, rivals_of(experiment, result.kept_model, tell))
     return result
 
 
@@ -148,6 +146,7 @@ def execute(
     on_round: OnRound | None = None,
     executor: simulate.Executor | None = None,
     on_stage: OnStage | None = None,
+    given: Given = NOTHING,
 ) -> Result:
     """Trains the rounds that are left, fits the new clients, and keeps every client's model.
 
@@ -157,16 +156,15 @@ def execute(
         on_round: Is called after every round.
         executor: Trains the clients; None: what suits the settings.
         on_stage: Is called with what is done after the rounds, before it is.
+        given: As of `train`.
     """
     tell = on_stage or (lambda stage: None)
     e, settings, models = experiment, experiment.settings, _models(experiment, folder)
-    result = train_rounds(e, folder, on_round, executor, models)
+    result = train_rounds(e, folder, on_round, executor, models, given)
     if settings.new_clients and e.federation.partition.test_from == "test":  # not while tuning
         simulation, clients = simulation_of(e), settings.split_clients
         tell(f"fitting {len(clients[1])} new clients")
-        result.new_clients = new_clients.fitted(simulation, result.state, *clients, models)
-        if folder is not None:
-            new_clients.write(result.new_clients, folder.path)
+        NEW_CLIENTS.keep(result, new_clients.fitted(simulation, result.state, *clients, models))
     if models is not None:
         tell(f"saving {e.clients} models")
         models.settle(result.state.round)
@@ -176,15 +174,10 @@ def execute(
                 received = received_model(e.algorithm, e.task, result.state, n)
                 models.put(n, received, result.state.round, RECEIVED)
         models.settle(result.state.round)
-        result.probabilities = probabilities.measured(*e.training[:2], models, settings.temperature)
-        if result.probabilities is not None and folder is not None:
-            probabilities.write(result.probabilities, folder.path)
-        result.survival = survival.measured(*e.training[:2], models)
-        if result.survival is not None and folder is not None:
-            survival.write(result.survival, folder.path)
-        views = tree_views.measured(result.state.server, *e.training[:2], models, e.federation.dataset)
-        if views is not None and folder is not None:
-            tree_views.write(views, folder.path)
+        trained = Trained(settings, *e.training[:2], e.federation.dataset, result.state, models, result)
+        for finding in FINDINGS:
+            if finding.measured is not None:
+                finding.keep(result, finding.measured(trained))
         if isinstance(models, InFolder):
             result.write_bundles(models)
     return result
@@ -203,6 +196,7 @@ def train_rounds(
     on_round: OnRound | None = None,
     executor: simulate.Executor | None = None,
     models: ClientModels | None = None,
+    given: Given = NOTHING,
 ) -> Result:
     """Trains the rounds that are left and writes each to the folder; then who was in none is evaluated.
 
@@ -214,21 +208,35 @@ def train_rounds(
         on_round: Is called after every round.
         executor: Trains the clients; None: what suits the settings.
         models: Gets each client's model of its last evaluation, or of its best with run.select="best".
+        given: As of `train`.
     """
     settings = e.settings
     if settings.store == "disk" and folder is None:
         raise UsageError("store=disk keeps the client states in the run folder; name one with out=...")
     disk = folder.states if folder is not None and settings.store == "disk" else None
     state = simulate.begin(e.algorithm, e.task, e.clients, disk)
-    result = Result(e, [], state, None if folder is None else folder.path, kept=models)
+    result = Result(
+        tables=e.run.tables(),
+        environment=e.about(),
+        partition=e.federation.partition,
+        folder=None if folder is None else folder.path,
+        experiment=e,
+        state=state,
+        kept=models,
+    )
     fingerprints = {} if folder is None else e.fingerprints()
     if folder is not None and folder.begun:
         result.records, result.seconds = folder.restore(state, fingerprints)
         if models is not None:
             models.settle(state.round)
-        folder.write_tables(e.run.tables())  # the number of rounds or the device may be new
+        folder.write_tables(result.tables)  # the number of rounds or the device may be new
     elif folder is not None:
-        folder.begin(e.run.tables(), e.federation.partition, e.about())
+        folder.begin(result.tables, result.partition, result.environment)
+    for finding in FINDINGS:
+        if finding in given:
+            finding.keep(result, given[finding])
+        elif finding.given and folder is not None:
+            finding.__set__(result, finding.read(folder.path))
     primary = e.task.metrics[0]
     best = records.best_rounds(result.records, primary, e.clients) if settings.select == "best" else None
     clock = time.perf_counter()
@@ -251,9 +259,7 @@ def train_rounds(
             if on_round is not None:
                 on_round(round, seconds)
     # Here, where all records are in this process again.
-    result.final_evaluation = final_file.evaluated(simulation_of(e), state, settings, result.records)
-    if folder is not None and result.final_evaluation is not None:
-        final_file.write(result.final_evaluation, folder.path)
+    FINAL.keep(result, final.evaluated(simulation_of(e), state, settings, result.records))
     return result
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from copfl.experiment.first_run.exceptions import are_better, site_gains
-from copfl.rivals.records import Array
+from copfl.rivals.records import TITLES, Array
 from copfl.settings.schema import Run
 from copfl.stats import Numbers
 
@@ -137,3 +137,13 @@ def with_network(choice: FirstRunChoice, name: str, by_site: Numbers) -> FirstRu
     if means[name] < means[choice.federation]:
         return FirstRunChoice(name, (name,) * len(choice.sites), validated)
     return choice._replace(validated=validated)
+
+
+def title_of(name: str) -> str:
+    """A candidate in words.
+
+    Args:
+        name: Of the candidate.
+    """
+    kind = name.removesuffix(" alone")
+    return f"{TITLES[kind]} at each client alone" if kind in TITLES else name

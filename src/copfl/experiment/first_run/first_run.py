@@ -18,14 +18,21 @@ from copfl.errors import UsageError
 from copfl.experiment import preparation, texts_search
 from copfl.experiment.experiment import Experiment
 from copfl.experiment.first_run import losses
-from copfl.experiment.first_run.candidates import Candidate, FirstRunChoice, Losses, chosen, with_network
+from copfl.experiment.first_run.candidates import (
+    Candidate,
+    FirstRunChoice,
+    Losses,
+    chosen,
+    title_of,
+    with_network,
+)
 from copfl.experiment.first_run.folds import Folds, folds
 from copfl.experiment.own_models import models_by_client, size_of, written
 from copfl.experiment.preparation import Tell, prepare
 from copfl.experiment.rivals import RivalPlan, plan_of, rivals_beside, trained_rivals
 from copfl.experiment.rounds_search import CHOSEN, with_found_rounds
 from copfl.rivals.effort import Effort
-from copfl.rivals.records import CONSTANT, TITLES, Array
+from copfl.rivals.records import CONSTANT, Array
 from copfl.settings.complete import complete
 from copfl.settings.merging import Layer
 from copfl.settings.schema import Run
@@ -261,16 +268,6 @@ def _run_of(
             "run": {"find_rounds": "off", "own_models": written(alone, alike.clients)},
         }
     )
-
-
-def title_of(name: str) -> str:
-    """A candidate in words.
-
-    Args:
-        name: Of the candidate.
-    """
-    kind = name.removesuffix(" alone")
-    return f"{TITLES[kind]} at each client alone" if kind in TITLES else name
 
 
 def text_of(choice: FirstRunChoice) -> str:

@@ -118,7 +118,7 @@ def resume(
         if ranks.follower():
             return follow()
         with run_folder.claimed(run, new=False) as folder:
-            _train(reopen(folder, rounds, tell=show.tell), folder, show)
+            _train(reopen(folder, rounds, tell=show.tell), folder, show, {})
 
 
 def schema() -> None:

@@ -39,11 +39,10 @@ from copfl.data.clients.partition import FORMAT, Partition
 from copfl.errors import CopflError, RunError
 from copfl.experiment import reading, records
 from copfl.experiment.bundle import description
+from copfl.experiment.choice import CHOICE, Choice, Validated
 from copfl.experiment.export.mlflow_folder import _load_pyfunc
 from copfl.experiment.final import FINAL
 from copfl.experiment.finished import cross_site
-from copfl.experiment.first_run.candidates import FirstRunChoice, Validated
-from copfl.experiment.first_run.file import CHOICE
 from copfl.experiment.models.new_clients import NEW_CLIENTS, NewClients
 from copfl.experiment.records import FinalEvaluation
 from copfl.experiment.survival import SURVIVAL, AtHorizon, Observed, RiskGroup, Survival
@@ -571,7 +570,7 @@ def test_random_files_of_a_run(file: str, world: World, mark: Path, tmp_path: Pa
     if file == "choice.json":
         by_site = {name: np.array([0.5, 0.7]) for name in ("levels", "trees", "forest")}
         validated = Validated(by_site, {"network": "it takes too long"}, False, 5)
-        CHOICE.write(FirstRunChoice("levels", ("levels", "forest"), validated), folder)
+        CHOICE.write(Choice("levels", ("levels", "forest"), validated), folder)
     if file == "trees.json":
         root, leaf = Box("size ≤ 1", -1, 0, 0.5), Box("+0.1", 0, 1, 0.2)
         answers = (("yes", (0.1, 0.2)),)

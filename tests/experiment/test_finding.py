@@ -18,9 +18,8 @@ from copfl.data.arrays import from_arrays
 from copfl.engine.rounds import Round
 from copfl.errors import RunError
 from copfl.experiment import reading, run_record, training
+from copfl.experiment.choice import CHOICE, Choice, Validated
 from copfl.experiment.finding import Finding
-from copfl.experiment.first_run.candidates import FirstRunChoice, Validated
-from copfl.experiment.first_run.file import CHOICE
 from copfl.experiment.folder import claimed
 from copfl.experiment.preparation import prepare
 from copfl.experiment.recording import FINAL_EVALUATION
@@ -115,9 +114,7 @@ def test_a_finding_of_another_run_is_none_and_a_damaged_one_is_told(tmp_path: Pa
 
 def test_a_stopped_run_keeps_what_was_found_before_its_rounds(tmp_path: Path) -> None:
     run = complete({"algorithm": {"name": "fedavg"}, "model": {"name": "mlp", "width": 4}}, {"run": TINY})
-    choice = FirstRunChoice(
-        "fedavg", ("fedavg",) * 2, Validated({"fedavg": np.array([0.5, 0.7])}, {}, False, 5)
-    )
+    choice = Choice("fedavg", ("fedavg",) * 2, Validated({"fedavg": np.array([0.5, 0.7])}, {}, False, 5))
 
     def stop(round: Round, seconds: float) -> None:
         raise KeyboardInterrupt

@@ -23,6 +23,7 @@ from copfl.rivals import file as rivals_file
 from copfl.rivals.records import BOOSTED, CONSTANT, FOREST, LINEAR, Rivals, RivalValues
 from copfl.settings.complete import complete
 from copfl.stats import Interval
+from copfl.telling import heard
 from tests.commands import called
 from tests.models import tiny
 
@@ -172,10 +173,12 @@ def test_how_long_they_take_is_said_before_the_rounds(tmp_path: Path) -> None:
     np.savez(tmp_path / "large.npz", x=x, y=y, group=np.arange(4000) % 10)
     told: list[str] = []
     layer = {"data": {"name": str(tmp_path / "large.npz")}, "run": {"engine": "sequential"}}
-    prepare(complete(layer), tell=told.append)
+    with heard(told.append):
+        prepare(complete(layer))
     assert any(line.startswith("after the rounds, rivals at 10 clients alone, about ") for line in told)
     told.clear()
-    prepare(complete(layer, {"run": {"rivals": False}}), tell=told.append)
+    with heard(told.append):
+        prepare(complete(layer, {"run": {"rivals": False}}))
     assert not any("rivals" in line for line in told)
 
 
@@ -236,7 +239,7 @@ def test_a_pretrained_model_has_a_linear_model_of_its_features(
 
 
 def test_without_models_there_is_no_interval(result: copfl.Result) -> None:
-    rivals = rivals_of(result.experiment, lambda client: None, lambda line: None)
+    rivals = rivals_of(result.experiment, lambda client: None)
     assert rivals is not None
     assert np.isnan(rivals.personal["accuracy"]).all()
     assert not np.isfinite(rivals.interval).any()

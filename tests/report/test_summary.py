@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -171,10 +172,19 @@ def test_the_bar_goes_on_with_the_training_alone(monkeypatch: pytest.MonkeyPatch
     with bar(2, out, ACCURACY, alone=2) as listener:
         for number in range(2):
             listener.on_round(Round(number, np.arange(2), {}, {"accuracy": np.ones(2)}), 2.0)
-        listener.on_stage("saving 2 models")
+        logging.getLogger("copfl.experiment.training").debug("saving 2 models ...")
         listener.on_round_alone(Round(0, np.arange(2), {}, {"accuracy": np.ones(2)}), 1.0)
     assert "alone 1/2" in out.getvalue()
     assert "0:01 left" in out.getvalue()
+
+
+def test_the_bar_shows_what_is_done_after_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    out = Terminal()
+    with bar(1, out, ACCURACY) as listener:
+        listener.on_round(Round(0, np.arange(2), {}, {"accuracy": np.ones(2)}), 2.0)
+        logging.getLogger("copfl.experiment.training").debug("saving 2 models ...")
+    assert "saving 2 models ..." in out.getvalue()
 
 
 @pytest.mark.parametrize(

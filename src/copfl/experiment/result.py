@@ -314,7 +314,8 @@ class Result(RunRecord):
     @property
     def coefficients(self) -> Coefficients | None:
         """Those of a linear model with levels, with standard errors; None of other algorithms."""
-        return coefficients_of(self.state.server, self.experiment.federation.dataset, self.records)
+        e = self.experiment
+        return coefficients_of(e.algorithm, self.state.server, e.federation.dataset, self.records)
 
     @property
     def warnings(self) -> list[str]:

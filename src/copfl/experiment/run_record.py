@@ -15,9 +15,9 @@ import numpy as np
 
 from copfl.experiment.analysis.against_rivals import RIVALS
 from copfl.experiment.analysis.gains import GAINS, Gains
+from copfl.experiment.choice import CHOICE
 from copfl.experiment.final import FINAL
 from copfl.experiment.finding import Finding
-from copfl.experiment.first_run.file import CHOICE
 from copfl.experiment.models.new_clients import NEW_CLIENTS
 from copfl.experiment.probabilities import PROBABILITIES
 from copfl.experiment.recording import Recording

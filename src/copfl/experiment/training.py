@@ -5,6 +5,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Generator, Mapping
 from types import MappingProxyType
@@ -20,7 +21,7 @@ from copfl.engine.mapping import renewed
 from copfl.engine.rounds import ModelKeeper, Round, State
 from copfl.engine.workers import Workers
 from copfl.errors import UsageError
-from copfl.experiment import final, records
+from copfl.experiment import final, progress, records
 from copfl.experiment import folder as run_folder
 from copfl.experiment.analysis import evidence, gains, hints
 from copfl.experiment.analysis.against_rivals import RIVALS
@@ -49,9 +50,9 @@ from copfl.settings.schema import KINDS
 from copfl.stats import Numbers
 
 OnRound = Callable[[Round, float], None]  # a round as it ends, and the seconds it took
-OnStage = Callable[[str], None]  # what is done after the rounds, before it is
 Given = Mapping[Finding[Any], Any]  # what was found before the rounds
 NOTHING: Given = MappingProxyType({})
+logger = logging.getLogger(__name__)
 
 
 def train(
@@ -59,7 +60,6 @@ def train(
     folder: RunFolder | None,
     on_round: OnRound | None = None,
     on_baseline_round: OnRound | None = None,
-    on_stage: OnStage | None = None,
     given: Given = NOTHING,
 ) -> Result:
     """`execute` of a run by itself, the training alone and the rivals: if every client diverges, an error.
@@ -69,31 +69,36 @@ def train(
         folder: Where it is stored; None: nowhere.
         on_round: Is called after every round.
         on_baseline_round: Is called after every round of the training alone.
-        on_stage: Is called with what is done after the rounds, before it is.
         given: What was found before the rounds, such as why this is trained; a folder that goes on says it itself.
     """
     path = None if folder is None else folder.path
     rounds, server = experiment.settings.rounds, experiment.server_step
     check = hints.DivergenceCheck(experiment.federation, rounds, path, server)
-
-    def after(round: Round, seconds: float) -> None:
-        if on_round is not None:
-            on_round(round, seconds)
-        check(round, seconds)
-
-    tell = on_stage or (lambda stage: None)
-    result = execute(experiment, folder, after, on_stage=tell, given=given)
+    told = progress.lines(rounds, experiment.task.metrics[0], rounds_alone(experiment))
+    after = _each(told.on_round, on_round, check)
+    result = execute(experiment, folder, after, given=given)
     if experiment.settings.local_baseline:
         e = experiment
         compared = gains.compared(e.clients)
-        tell(f"comparing {len(compared)} models")
+        logger.debug(f"comparing {len(compared)} models ...")
         cross = gains.cross_evaluation(e.training.task, e.training.federation, result.client_model, compared)
-        tell("training alone")
+        logger.debug("training alone ...")
         constant = gains.constant_answers(e.federation, e.task.metrics[0])
-        GAINS.keep(result, Analysis(_alone(result, on_baseline_round), cross, constant))
+        alone = _alone(result, _each(told.on_round_alone, on_baseline_round))
+        GAINS.keep(result, Analysis(alone, cross, constant))
     if experiment.settings.rivals:
-        RIVALS.keep(result, rivals_of(experiment, result.kept_model, tell))
+        RIVALS.keep(result, rivals_of(experiment, result.kept_model))
     return result
+
+
+def _each(*listeners: OnRound | None) -> OnRound:
+    """Calls all of them after a round."""
+
+    def after(round: Round, seconds: float) -> None:
+        for listener in filter(None, listeners):
+            listener(round, seconds)
+
+    return after
 
 
 def rounds_alone(e: Experiment) -> int:
@@ -145,7 +150,6 @@ def execute(
     folder: RunFolder | None,
     on_round: OnRound | None = None,
     executor: simulate.Executor | None = None,
-    on_stage: OnStage | None = None,
     given: Given = NOTHING,
 ) -> Result:
     """Trains the rounds that are left, fits the new clients, and keeps every client's model.
@@ -155,18 +159,16 @@ def execute(
         folder: Where it is stored; None: nowhere.
         on_round: Is called after every round.
         executor: Trains the clients; None: what suits the settings.
-        on_stage: Is called with what is done after the rounds, before it is.
         given: As of `train`.
     """
-    tell = on_stage or (lambda stage: None)
     e, settings, models = experiment, experiment.settings, _models(experiment, folder)
     result = train_rounds(e, folder, on_round, executor, models, given)
     if settings.new_clients and e.federation.partition.test_from == "test":  # not while tuning
         simulation, clients = simulation_of(e), settings.split_clients
-        tell(f"fitting {len(clients[1])} new clients")
+        logger.debug(f"fitting {len(clients[1])} new clients ...")
         NEW_CLIENTS.keep(result, new_clients.fitted(simulation, result.state, *clients, models))
     if models is not None:
-        tell(f"saving {e.clients} models")
+        logger.debug(f"saving {e.clients} models ...")
         models.settle(result.state.round)
         for n in filter(models.wanted, range(e.clients)):
             stage = models.stage(n)

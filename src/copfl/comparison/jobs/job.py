@@ -25,7 +25,8 @@ from copfl.experiment.folder import RunFolder, claimed
 from copfl.experiment.models.new_clients import NEW_CLIENTS
 from copfl.files import Busy
 from copfl.measures.metrics import metrics_of
-from copfl.settings.identity import essential, identity
+from copfl.settings.identity import codes, essential, identity
+from copfl.settings.named_code import changed_modules
 from copfl.settings.schema import Run
 from copfl.settings.toml import Tables
 
@@ -84,6 +85,21 @@ def placed(job: Job, folder: Path) -> Job:
     known = sorted(folder.glob(f"*-{digest}"))
     name = re.sub(r"[^\w.=-]+", "-", job.label).strip("-.")[:60]
     return job._replace(path=known[0] if known else folder / f"{name}-seed{job.seed}-{digest}")
+
+
+def edited_since(job: Job) -> list[str]:
+    """The user's modules that were edited since a run with these settings, in the same folder of runs."""
+    if not (own := codes(job.run)):
+        return []
+    wanted = essential(job.run)
+    for file in sorted(job.path.parent.glob(f"*-seed{job.seed}-*/run.toml")):
+        with contextlib.suppress(CopflError):  # damaged, and no concern of this run
+            earlier = Run.of(RunFolder(file.parent).tables())
+            if essential(earlier) == wanted and (before := codes(earlier)) != own:
+                kinds = before.keys() | own.keys()
+                edited = [changed_modules(before.get(kind), own.get(kind)) for kind in kinds]
+                return sorted({module for modules in edited for module in modules})
+    return []
 
 
 # Folders

@@ -11,12 +11,14 @@ import pytest
 
 import copfl
 from copfl.charts import Dots
+from copfl.experiment import reading
+from copfl.experiment.analysis import against_rivals as of_rivals
+from copfl.experiment.analysis.against_rivals import RIVALS
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.preparation import prepare
 from copfl.experiment.rivals import rivals_of
 from copfl.measures.metrics import METRICS
-from copfl.report import page, run_data
-from copfl.report import rivals as of_rivals
+from copfl.report import page
 from copfl.rivals import file as rivals_file
 from copfl.rivals.records import BOOSTED, CONSTANT, FOREST, LINEAR, Rivals, RivalValues
 from copfl.settings.complete import complete
@@ -84,12 +86,12 @@ def test_the_choice_and_the_answers_do_not_depend_on_test_targets(
 def test_the_file_gives_back_the_record(result: copfl.Result) -> None:
     assert result.folder is not None
     assert result.rivals is not None
-    read = rivals_file.read(result.folder)
+    read = RIVALS.read(result.folder)
     assert read is not None
     assert rivals_file.as_json(read) == rivals_file.as_json(result.rivals)
     assert read.interval == result.rivals.interval
     saved = result.save(result.folder.parent / "saved")
-    assert (saved / rivals_file.FILE).read_bytes() == (result.folder / rivals_file.FILE).read_bytes()
+    assert (saved / RIVALS.file).read_bytes() == (result.folder / RIVALS.file).read_bytes()
 
 
 def test_a_stopped_run_has_the_same_rivals(
@@ -107,15 +109,15 @@ def test_a_stopped_run_has_the_same_rivals(
     with pytest.raises(KeyboardInterrupt):
         copfl.run("fedavg", data, **QUICK, local_baseline=True, checkpoint_every=1, out=out)
     monkeypatch.undo()
-    assert not (out / rivals_file.FILE).exists()
+    assert not (out / RIVALS.file).exists()
     copfl.resume(out)
     assert result.folder is not None
-    assert (out / rivals_file.FILE).read_bytes() == (result.folder / rivals_file.FILE).read_bytes()
+    assert (out / RIVALS.file).read_bytes() == (result.folder / RIVALS.file).read_bytes()
 
 
 def test_the_report_has_them(result: copfl.Result) -> None:
     assert result.folder is not None
-    runs = run_data.read_all([result.folder])
+    runs = reading.read_all([result.folder])
     section = next(s for s in page.sections(runs) if s.name == "rivals")
     (chart,) = section.charts
     assert isinstance(chart, Dots)
@@ -157,7 +159,7 @@ def test_the_command_prints_them_and_can_leave_them_out(
     without = called(capsys, *words, "--no-rivals", "--out", tmp_path / "without")
     assert without.code == 0
     assert "constant" not in without.out.splitlines()[2]
-    assert not (tmp_path / "without" / rivals_file.FILE).exists()
+    assert not (tmp_path / "without" / RIVALS.file).exists()
     assert (tmp_path / "without/rounds.jsonl").read_bytes() == (tmp_path / "with/rounds.jsonl").read_bytes()
     as_json = called(capsys, *words, "--json", "--out", tmp_path / "json")
     found = json.loads(as_json.out)["rivals"]

@@ -10,6 +10,7 @@ from typing import Unpack
 from copfl.choosing.first_run import completed_run, with_found_rounds
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.experiment import folder as run_folder
+from copfl.experiment.choice import CHOICE
 from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
 from copfl.experiment.result import Result
@@ -67,7 +68,8 @@ def run(
     experiment = prepare(description)
     opened = contextlib.nullcontext() if out is None else run_folder.claimed(Path(out), new=True)
     with opened as folder:
-        return warned(train(experiment, folder, on_round, choice=choice))
+        given = {} if choice is None else {CHOICE: choice}
+        return warned(train(experiment, folder, on_round, given=given))
 
 
 def _check_nothing_beside(layer: Tables, preset: str) -> None:

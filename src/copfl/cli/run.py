@@ -19,9 +19,9 @@ from copfl.telling import Log, heard
 
 if TYPE_CHECKING:
     from copfl.engine.rounds import Round
-    from copfl.experiment.choice import Choice
     from copfl.experiment.experiment import Experiment
     from copfl.experiment.folder import RunFolder
+    from copfl.experiment.training import Given
 
 CHOICES = ("algorithm", "data")  # where one of them is named, the run is not the demo
 PRESETS = (
@@ -60,7 +60,7 @@ def run(
         from copfl.choosing.first_run import completed_run
         from copfl.engine import ranks
         from copfl.experiment import folder as run_folder
-        from copfl.experiment.choice import text_of
+        from copfl.experiment.choice import CHOICE, text_of
         from copfl.experiment.preparation import prepare
         from copfl.experiment.run import follow
         from copfl.settings.first_choice import why
@@ -90,7 +90,7 @@ def run(
             )
         target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
         with run_folder.claimed(target, new=True) as folder:
-            _train(prepared, folder, show, choice)
+            _train(prepared, folder, show, {} if choice is None else {CHOICE: choice})
 
 
 def resume(
@@ -121,7 +121,7 @@ def resume(
         with run_folder.claimed(run, new=False) as folder:
             with heard(show.preparing):
                 prepared = reopen(folder, rounds)
-            _train(prepared, folder, show)
+            _train(prepared, folder, show, {})
 
 
 def schema() -> None:
@@ -149,7 +149,7 @@ class Show(NamedTuple):
         return _preparing if self.progress else None
 
 
-def _train(prepared: Experiment, folder: RunFolder, show: Show, choice: Choice | None = None) -> None:
+def _train(prepared: Experiment, folder: RunFolder, show: Show, given: Given) -> None:
     """Trains with progress on stderr, logs every round to the trackers, and prints the result."""
     from copfl.engine import ranks
     from copfl.experiment.progress import bar
@@ -178,7 +178,7 @@ def _train(prepared: Experiment, folder: RunFolder, show: Show, choice: Choice |
             leading = lead(prepared) if ranks.joined() else ""
             if show.progress:
                 _warn([*prepared.hints, *filter(None, [leading])])
-            result = train(prepared, folder, on_round, alone, choice)
+            result = train(prepared, folder, on_round, alone, given)
     except Stopped:
         how = f"`copfl resume {folder.path}` continues from its last checkpoint" if folder.begun else ""
         raise Stopped(how) from None

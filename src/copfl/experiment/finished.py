@@ -17,7 +17,7 @@ from copfl.data.clients.groups import client_titles, names_of_clients
 from copfl.engine import simulate
 from copfl.errors import RunError, UsageError, at_least
 from copfl.experiment.analysis import gains
-from copfl.experiment.analysis.gains import Analysis, Cross
+from copfl.experiment.analysis.gains import GAINS, Analysis, Cross
 from copfl.experiment.bundle import description
 from copfl.experiment.bundle.bundle import Bundle, read_bundle
 from copfl.experiment.bundle.places import OF_SERVER, located
@@ -118,12 +118,13 @@ def cross_site(
     )
     with torch.no_grad():
         last_row = primary_metrics(task, of_server, tests)
-    measured = gains.read(path)
+    measured = GAINS.read(path)
     alone = np.full(e.clients, np.nan) if measured is None else measured.alone
     shown = gains.compared(e.clients)
     part = Cross(shown, cross.values[np.ix_(shown, shown)], cross.metric, cross.per_class)
     with claimed(path, new=False):
-        gains.write(Analysis(alone, part, gains.constant_answers(e.federation, e.task.metrics[0])), path)
+        constant = gains.constant_answers(e.federation, e.task.metrics[0])
+        GAINS.write(Analysis(alone, part, constant), path)
     names = client_titles(names_of_clients(federation.dataset, federation.partition))
     sizes = [int(data.size) for data in tests]
     return CrossSite(names, np.vstack([cross.values, last_row]), sizes, task.metrics[0])

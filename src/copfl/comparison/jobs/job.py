@@ -19,7 +19,8 @@ from copfl.core.selection import has_ended
 from copfl.data.clients.partition import Partition
 from copfl.engine.rounds import State
 from copfl.errors import CopflError, RunError, raised_as
-from copfl.experiment import final, records
+from copfl.experiment import records
+from copfl.experiment.final import FINAL
 from copfl.experiment.folder import RunFolder, claimed
 from copfl.experiment.models.new_clients import NEW_CLIENTS
 from copfl.files import Busy
@@ -138,10 +139,10 @@ def finished(job: Job) -> bool:
     except CopflError as error:
         raise damaged(job, error) from error
     fitted = job.run.run.new_clients and not job.validation
-    missing = fitted and not (job.path / NEW_CLIENTS).is_file()
+    missing = fitted and not (job.path / NEW_CLIENTS.file).is_file()
     settings = job.run.run
     if job.rounds == settings.rounds and settings.participants < len(settings.split_clients[0]):
-        missing = missing or not (job.path / final.FILE).is_file()
+        missing = missing or not (job.path / FINAL.file).is_file()
     best = None
     if settings.patience:
         best = records.best_rounds(rounds, metrics_of(environment)[0], settings.clients)

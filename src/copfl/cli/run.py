@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from copfl.cli import options
 from copfl.cli.options import Tables, argument, option
-from copfl.errors import Stopped, stoppable
+from copfl.errors import Stopped, stoppable, to_resume
 from copfl.experiment import process
 from copfl.experiment.known_runs import check_folder
 from copfl.settings import first_look, toml
@@ -180,7 +180,7 @@ def _train(prepared: Experiment, folder: RunFolder, show: Show, given: Given) ->
                 _warn([*prepared.hints, *filter(None, [leading])])
             result = train(prepared, folder, on_round, alone, given)
     except Stopped:
-        how = f"`copfl resume {folder.path}` continues from its last checkpoint" if folder.begun else ""
+        how = f"{to_resume(folder.path)} continues from its last checkpoint" if folder.begun else ""
         raise Stopped(how) from None
     if show.as_json:
         print(json.dumps(summary.as_json(result)))

@@ -14,7 +14,7 @@ import numpy as np
 
 from copfl.core.evaluation import VALIDATED
 from copfl.data.clients.groups import names_of_clients
-from copfl.errors import how_to_set
+from copfl.errors import how_to_set, with_code
 from copfl.experiment.analysis import against_rivals as of_rivals
 from copfl.experiment.analysis.against_rivals import against
 from copfl.experiment.analysis.convergence import got_worse, still_rises
@@ -272,13 +272,14 @@ def advice(result: Result) -> str:
     data = f" -d {e.run.data.name}" if e.run.data.name else ""
     tries = [f"`copfl choose{data}` with the options of this run finds out whether any method is better here"]
     if result.folder is not None and still_rises(*_honest_curves(result), result.primary):
-        more = f"`copfl resume {result.folder} --rounds {2 * e.settings.rounds}`"
+        more = f"`copfl resume {result.folder} --rounds {2 * e.settings.rounds}{with_code()}`"
         tries.append(f"the values still rise: {more} trains on")
     # Not `-a local`: it has one epoch and no add-ons, and the values of this run have those of its algorithm.
     as_here = "train alone with `-a local`, for as many epochs and with the add-ons of this run"
     if result.folder is not None and data:
         as_here = (
-            f"`copfl run -c {result.folder / BASELINE}/run.toml` trains alone as here and keeps the models"
+            f"`copfl run -c {result.folder / BASELINE}/run.toml{with_code()}` trains alone as here and keeps the "
+            "models"
         )
     return f"{verdict} To try: {'; '.join(tries)}. If none is, {as_here}."
 

@@ -5,6 +5,7 @@ Training calls `rivals_of` after the rounds; a first run trains them on folds.
 
 import contextlib
 import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,9 @@ from copfl.core.evaluation import predicted
 from copfl.core.task import EVAL_BATCH, Data, Personal, Task
 from copfl.data.clients.federation import FederatedData, Split
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, REGRESSION, SURVIVAL
-from copfl.experiment.result import Experiment
+from copfl.errors import in_words
+from copfl.experiment.experiment import Experiment
+from copfl.experiment.progress import counted
 from copfl.measures.metrics import Metric
 from copfl.models import pretrained
 from copfl.rivals import process
@@ -26,6 +29,7 @@ from copfl.rivals.paired import gain_interval, is_fast
 from copfl.rivals.process import SiteTask
 from copfl.rivals.records import (
     BOOSTED,
+    CONSTANT,
     FOREST,
     LINEAR,
     OF_SCIKIT_LEARN,
@@ -39,6 +43,7 @@ from copfl.rivals.records import (
 from copfl.rivals.site import judged_by, site_rivals, values_on
 from copfl.stats import Interval, Numbers
 
+logger = logging.getLogger(__name__)
 COLUMNS, WORDS, FEATURES = "columns", "words", "features"
 SHOWN = {
     COLUMNS: "the same rows and columns",
@@ -186,13 +191,12 @@ class TrainedRivals(NamedTuple):
     effort: Effort
 
 
-def rivals_of(e: Experiment, model_of: ModelOf, tell: Callable[[str], None]) -> Rivals | None:
+def rivals_of(e: Experiment, model_of: ModelOf) -> Rivals | None:
     """The rivals of every site of a run, beside its models; None where there are none.
 
     Args:
         e: The run.
         model_of: Each client's model; None of one that has none.
-        tell: Gets a line before they are trained, if they take seconds.
     """
 
     def answers_of(site: int) -> Array | None:
@@ -203,7 +207,7 @@ def rivals_of(e: Experiment, model_of: ModelOf, tell: Callable[[str], None]) -> 
     if (plan := plan_of(e)) is None:
         return None
     if plan.effort.seconds >= SAID:
-        tell(plan.text)
+        logger.info(plan.text)
     return _judged(trained_rivals(e, plan), e.clients, answers_of)
 
 
@@ -277,10 +281,18 @@ class RivalPlan(NamedTuple):
     effort: Effort
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of model, the simplest first."""
+        effort = self.effort
+        wanted = {CONSTANT: 1, LINEAR: len(effort.penalties), FOREST: effort.forest, BOOSTED: effort.boosted}
+        return tuple(kind for kind, number in wanted.items() if number)
+
+    @property
     def text(self) -> str:
         """How long they take, before they are trained."""
         seconds = max(1, round(self.effort.seconds))
-        return f"rivals at {len(self.sites)} clients alone, about {seconds} s (--no-rivals)"
+        without = in_words("--no-rivals", "rivals=False leaves them out")
+        return f"rivals at {len(self.sites)} clients alone, about {seconds} s ({without})"
 
 
 def plan_of(e: Experiment) -> RivalPlan | None:
@@ -352,10 +364,12 @@ def _kept(known: str, trained: TrainedRivals) -> TrainedRivals:
 def _train(e: Experiment, plan: RivalPlan) -> TrainedRivals:
     by_site: dict[int, dict[str, Rival]] = {}
     targets: dict[int, Array] = {}
+    advance = counted("rivals", "client", len(plan.sites), logger.debug)
     for site in plan.sites:
         task = _task_of(e, plan, site)
         by_site[site] = site_rivals(*task)
         targets[site] = task.rows.y_test
+        advance(1)
     return TrainedRivals(by_site, targets, _judging(e), plan.inputs, plan.effort)
 
 
@@ -402,6 +416,5 @@ def _values(trained: TrainedRivals, clients: int) -> dict[str, RivalValues]:
 
 def _answers(task: Task, model: Personal, test: Data) -> Array:
     """The predictions of a model for test samples."""
-    moved: Personal = tree.each(lambda t: t.to(task.device), model)
     with torch.no_grad():
-        return predicted(task, moved, test)[0]
+        return predicted(task, model, test)[0]

@@ -454,7 +454,7 @@ def found_rows(nodes: Nodes, found: Floats) -> int:
 MANY = 400
 UNIQUE_TIMES = SURVIVAL | {"task.cuts": [n + 0.5 for n in range(MANY)], "samples.classes": MANY}
 UNIQUE_CLASSES = {"samples.classes": MANY}
-MANY_OUTPUTS = {
+MANY_OUTPUTS: dict[str, tuple[Callable[[int, int], Any], dict[str, Any]]] = {
     "intervals": (
         lambda node, count: np.stack(
             [MANY // 5 * (4 - node) + 1.0 + np.arange(count) % 80, np.ones(count)], 1
@@ -469,9 +469,7 @@ MANY_OUTPUTS = {
 def test_a_sum_with_many_outputs_is_of_no_single_row(what: str, nodes: Nodes, tmp_path: Path) -> None:
     """Each class of one row, and each interval in which one row ends, was this row in the sum."""
     targets, settings = MANY_OUTPUTS[what]
-    few = {
-        n: config | {"data": config["data"]} for n, config in with_targets(nodes, tmp_path, targets).items()
-    }
+    few = with_targets(nodes, tmp_path, targets)
     arrays = dict(np.load(few[0]["data"]))
     arrays |= {name: arrays[name][:60] for name in ("x", "y")}
     np.savez(few[0]["data"], **arrays)

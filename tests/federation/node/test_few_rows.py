@@ -89,7 +89,7 @@ def test_no_combination_of_outputs_is_of_fewer_rows(columns: int, seed: int) -> 
         discrete, Data(torch.zeros(90), torch.tensor(y, dtype=torch.float32), torch.tensor(90)), least
     )
     logits = torch.zeros(len(found.train.y), len(cuts), requires_grad=True)
-    discrete.losses(logits, found.train.y).sum().backward()
+    discrete.losses(logits, found.train.y).sum().backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
     _, counts = np.unique(logits.grad.numpy().round(4), axis=0, return_counts=True)
     assert counts.min() >= least

@@ -358,7 +358,7 @@ def cell(exam: Exam, way: str) -> Cell:
     except CopflError as error:
         note, passed = str(error), bool(refused) and refused in str(error)
     except Exception as error:  # the other cells are tried too
-        note, passed = f"{type(error).__name__}: {_place(error)}{error}"[:500], False
+        note, passed = f"{type(error).__name__}: {_place(error)}{error}"[:6000], False
     return Cell(exam.kind.name, way, passed, time.perf_counter() - began, exam.path, note)
 
 
@@ -380,7 +380,7 @@ def agreement(kind: Kind, device: str, folder: Path, way: str) -> Cell:
         gap = difference(*found)
         note, passed = f"difference {gap:.1e}", gap < AGREEMENT
     except Exception as error:  # the other cells are tried too
-        note, passed = f"{type(error).__name__}: {_place(error)}{error}"[:500], False
+        note, passed = f"{type(error).__name__}: {_place(error)}{error}"[:6000], False
     return Cell(kind.name, f"agreement, {way}", passed, time.perf_counter() - began, "", note)
 
 

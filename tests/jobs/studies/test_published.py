@@ -89,7 +89,14 @@ def test_the_regions_are_those_of_the_files(tmp_path: Path) -> None:
 def test_survival_with_breast_cancer_is_inside() -> None:
     folder = Path(os.environ["COPFL_TCGA"])
     regions = flamby_tcga.federations(folder)[""]
-    assert [len(rows) for rows in regions.partition.train] == [248, 156, 164, 129, 122, 39]  # 8 were censored at once
+    assert [len(rows) for rows in regions.partition.train] == [
+        248,
+        156,
+        164,
+        129,
+        122,
+        39,
+    ]  # 8 were censored at once
     assert all(one.agrees for one in run_table(flamby_tcga.TABLE, seeds=20, data_dir=folder))
 
 

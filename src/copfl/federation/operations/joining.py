@@ -293,7 +293,10 @@ def _column(column: Column, is_text: bool) -> str:
     parts += [f"in {column.unit[:LONGEST]}"] if column.unit else []
     low, high = ("" if bound is None else f"{bound:g}" for bound in (column.minimum, column.maximum))
     parts += (
-        [f"{low} to {high}" if low and high else f"from {low}" if low else f"up to {high}"]
+        [
+            (f"{low} to {high}" if low and high else f"from {low}" if low else f"up to {high}")
+            + " (a guess)" * column.guess
+        ]
         if low or high
         else []
     )

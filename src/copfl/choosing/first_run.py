@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from copfl.choosing.candidates import ALONE, MEASURES, Candidate, Facts, Tried, candidates_for, only
+from copfl.choosing.candidates import ALONE, APFL, MEASURES, Candidate, Facts, Tried, candidates_for, only
 from copfl.choosing.choice import choose, is_worse
 from copfl.choosing.evaluate import Evaluated, by_steps, experiment_of, of_rivals, to_its_end
 from copfl.choosing.folds import Folds, folds
@@ -141,7 +141,8 @@ def _chosen(run: Run, completed: Callable[[Layer], Run], tell: Tell) -> tuple[Ru
     alike = prepare(completed({**off, "algorithm": {"name": "levels"}} if features else off))
     plan = plan_of(alike)
     kinds = () if plan is None else plan.kinds
-    tried = candidates_for(Facts(room.samples.kind, run.model.name, room.rows, features, kinds))
+    is_mixed = run.algorithm.name == APFL
+    tried = candidates_for(Facts(room.samples.kind, run.model.name, room.rows, features, kinds, is_mixed))
     methods = ", ".join(one.name for one in tried.candidates if not one.rival)
     tell(
         f"choosing among {methods} and what each client has alone, by cross-validation of {room.rows:,} training "
@@ -214,6 +215,11 @@ def evaluate(
     long: list[str] = []
     for one in tried.candidates:
         if one.rival or one.alone_of in left_out:
+            continue
+        if one.if_near and is_worse(one.if_near, {name: found.losses for name, found in evaluated.items()}):
+            left_out[one.name] = (
+                "it is for sites that contradict each other, and training alone is worse here"
+            )
             continue
         try:
             if one.alone_of:

@@ -35,6 +35,7 @@ from copfl.experiment.models.client_models import (
     InMemory,
     received_model,
 )
+from copfl.experiment.own_models import kinds_of
 from copfl.experiment.result import Experiment, Result
 from copfl.experiment.rivals import rivals_of
 from copfl.rivals import file as rivals_file
@@ -91,7 +92,8 @@ def train(
         if path is not None:
             gains.write(result.analysis, path)
     if experiment.settings.rivals:
-        result.rivals = rivals_of(experiment, result.kept_model, tell)
+        own = kinds_of(experiment.settings.own_models, experiment.clients)
+        result.rivals = rivals_of(experiment, result.kept_model, tell, own)
         if path is not None and result.rivals is not None:
             rivals_file.write(result.rivals, path)
     return result

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from copfl.comparison.choosing.choose import choose
     from copfl.comparison.compare import compare, sweep
     from copfl.comparison.results.tables import Comparison
-    from copfl.experiment.bundle.bundle import Bundle, load
+    from copfl.experiment.bundle.bundle import Bundle
+    from copfl.experiment.loading import load
     from copfl.experiment.result import Result
     from copfl.experiment.run import resume
     from copfl.settings.complete import complete
@@ -34,7 +35,7 @@ _MODULES = {
     "choose": "copfl.comparison.choosing.choose",
     "compare": "copfl.comparison.compare",
     "complete": "copfl.settings.complete",
-    "load": "copfl.experiment.bundle.bundle",
+    "load": "copfl.experiment.loading",
     "resume": "copfl.experiment.run",
     "run": "copfl.choosing.run",
     "sweep": "copfl.comparison.compare",

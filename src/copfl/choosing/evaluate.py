@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -28,10 +29,9 @@ from copfl.engine.autotune import MAX_CLIENTS
 from copfl.engine.rounds import Round
 from copfl.engine.seed_batching import can_batch, run_batched
 from copfl.engine.simulate import Executor
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.models.client_models import ClientModel, InMemory
-from copfl.experiment.preparation import Tell, prepare
-from copfl.experiment.progress import Pace
-from copfl.experiment.result import Experiment
+from copfl.experiment.preparation import prepare
 from copfl.experiment.rivals import TrainedRivals
 from copfl.experiment.training import rounds_left, simulation_of
 from copfl.measures.calibration import fitted_temperature, tempered
@@ -42,6 +42,7 @@ from copfl.rivals.records import Array
 from copfl.settings.schema import Run
 from copfl.stats import Numbers
 
+logger = logging.getLogger(__name__)
 MOST_PADDING = 4  # rows of the batch of all folds, padded to the largest client, for each row that there is
 PATIENCE = 10  # rounds without a lower loss, at least, after which a search ends
 # A network that is trained for longer becomes better at telling classes apart and too sure at once, and a temperature
@@ -184,16 +185,13 @@ def _trained(experiments: Sequence[Experiment]) -> list[InMemory]:
     return models
 
 
-def by_steps(
-    experiments: Sequence[Experiment], folds: Folds, numbers: Sequence[int], tell: Tell
-) -> Evaluated:
+def by_steps(experiments: Sequence[Experiment], folds: Folds, numbers: Sequence[int]) -> Evaluated:
     """What is lost in the round whose mean loss is the lowest.
 
     Args:
         experiments: The same run on several folds, which train side by side.
         folds: The rows that are held out.
         numbers: Of the folds of the experiments.
-        tell: Gets a line now and then.
     """
     keepers = [InMemory() for _ in experiments]
     best: list[dict[int, ClientModel]] = []
@@ -201,7 +199,7 @@ def by_steps(
     def keep() -> None:
         best[:] = [dict(keeper.models) for keeper in keepers]
 
-    rounds = lowest_loss(_curve(experiments, keepers, tell), on_lower=keep)
+    rounds = lowest_loss(_curve(experiments, keepers), on_lower=keep)
     held, kind = _answers(experiments, best, folds, numbers), experiments[0].training.task.criterion.kind
     temperature = 1.0
     if kind == CLASSIFICATION:  # one for all clients: a client has a few held-out samples
@@ -316,11 +314,8 @@ def lowest_loss(
     return best
 
 
-def _curve(
-    experiments: Sequence[Experiment], models: Sequence[InMemory], tell: Tell
-) -> Iterable[tuple[int, float]]:
+def _curve(experiments: Sequence[Experiment], models: Sequence[InMemory]) -> Iterable[tuple[int, float]]:
     """Evaluated rounds, and the mean of their losses over the experiments, which train side by side."""
-    pace = Pace()
     has_classes = experiments[0].training.task.criterion.kind == CLASSIFICATION
     names = tuple(f"log_loss_{t:g}" for t in TEMPERATURES) if has_classes else ("test_loss",)
     curves = [LossByRound(e.training.federation.test.sizes, names) for e in experiments]
@@ -335,5 +330,5 @@ def _curve(
             known = [loss for loss in losses if loss is not None]
             if known:
                 number, loss = rounds[0].number + 1, float(np.mean(known, axis=0).min())
-                tell(f"round {number}: loss {loss:.4g} on held-out samples" if pace.is_due() else "")
+                logger.debug(f"round {number}: loss {loss:.4g} on held-out samples")
                 yield number, loss

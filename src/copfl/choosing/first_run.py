@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -20,9 +21,9 @@ from copfl.engine.machine import processors
 from copfl.errors import UsageError, option
 from copfl.experiment import preparation
 from copfl.experiment.choice import Choice
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.own_models import models_by_client, size_of, written
-from copfl.experiment.preparation import Tell, prepare
-from copfl.experiment.result import Experiment
+from copfl.experiment.preparation import prepare
 from copfl.experiment.rivals import RivalPlan, plan_of, rivals_beside, trained_rivals
 from copfl.experiment.training import baseline_of
 from copfl.settings.complete import complete
@@ -30,6 +31,7 @@ from copfl.settings.components import WRAPPERS
 from copfl.settings.merging import Layer
 from copfl.settings.schema import Run
 
+logger = logging.getLogger(__name__)
 # Rounds of Newton's method, after which the loss of held-out rows changes by less than a thousandth.
 QUICK, ENOUGH = 20, 8
 WORTH_A_PROCESS = 2.0  # seconds of training rivals: a process takes one to start
@@ -65,9 +67,7 @@ def is_open(run: Run, layers: Sequence[Layer]) -> bool:
     return not any("own_models" in layer.get("run", {}) for layer in layers)
 
 
-def completed_run(
-    *layers: Layer | Run, preset: str = "", tell: Tell | None = None
-) -> tuple[Run, Choice | None]:
+def completed_run(*layers: Layer | Run, preset: str = "") -> tuple[Run, Choice | None]:
     """The record of a run as it trains, and what was chosen where nobody chose how to train.
 
     `copfl run` and `copfl.run` begin here.
@@ -75,7 +75,6 @@ def completed_run(
     Args:
         layers: Settings by title and key, or an incomplete record; later ones win.
         preset: The name of a preset, which is below the layers.
-        tell: Gets a line about each step.
     """
     run = complete(*layers, preset=preset)
     if run.run.find_rounds != "first":
@@ -83,34 +82,34 @@ def completed_run(
     plain = [layer for layer in layers if not isinstance(layer, Run)]
     says_how = bool(preset) or len(plain) < len(layers)  # a preset and a record say how to train
     if says_how or not is_open(run, plain):
-        return with_found_rounds(run, tell), None
-    return _chosen(run, lambda layer: complete(*plain, layer), tell or (lambda line: None))
+        return with_found_rounds(run), None
+    return _chosen(run, lambda layer: complete(*plain, layer))
 
 
-def with_found_rounds(run: Run, tell: Tell | None = None) -> Run:
+def with_found_rounds(run: Run) -> Run:
     """The run of a named method, for as many rounds as have the lowest loss on rows that it did not see.
 
     Args:
         run: The settings. `run.rounds` is the most that is looked at.
-        tell: Gets a line about the search.
     """
     if run.privacy:
         raise UsageError(
             'run.find_rounds="first" trains twice, and noised uploads of the first training would also spend '
             f"privacy; name the number of rounds: {option('rounds')}"
         )
-    tell = tell or (lambda line: None)
     name = run.algorithm.name or "the method"
     room = Room.of(run)
     tried = only(name, (), run.run.local_baseline)
     parts = f"{room.folds.by_steps} of 5 folds of each client's training rows held out"
-    tell(f"finding the number of rounds, {run.run.rounds} at most, with {parts}; --rounds sets it")
-    evaluated, left_out = evaluate(tried, lambda candidate: run, room, dict, tell)
+    logger.info(
+        f"finding the number of rounds, {run.run.rounds} at most, with {parts}; {option('rounds')} sets it"
+    )
+    evaluated, left_out = evaluate(tried, lambda candidate: run, room, dict)
     if name not in evaluated:
         raise UsageError(left_out[name])
     found = _with_rounds(run, evaluated, name)
     also = f", and {found.run.rounds_alone} of training alone," if name + ALONE in evaluated else ""
-    tell(f"{found.run.rounds} rounds{also} had the lowest loss")
+    logger.info(f"{found.run.rounds} rounds{also} had the lowest loss")
     return found
 
 
@@ -123,7 +122,7 @@ class Room(NamedTuple):
     @classmethod
     def of(cls, run: Run) -> Room:
         """Of the data and the partition of a run."""
-        samples = preparation.dataset(run, lambda line: None)
+        samples = preparation.dataset(run)
         whole = preparation.partition(run, samples)
         return cls(samples, folds(whole, samples, run.run.seed))
 
@@ -133,7 +132,7 @@ class Room(NamedTuple):
         return sum(map(len, self.folds.of))
 
 
-def _chosen(run: Run, completed: Callable[[Layer], Run], tell: Tell) -> tuple[Run, Choice]:
+def _chosen(run: Run, completed: Callable[[Layer], Run]) -> tuple[Run, Choice]:
     """The settings that train, and why."""
     room = Room.of(run)
     off = {"run": {"find_rounds": "off"}}
@@ -144,9 +143,9 @@ def _chosen(run: Run, completed: Callable[[Layer], Run], tell: Tell) -> tuple[Ru
     is_mixed = run.algorithm.name == APFL
     tried = candidates_for(Facts(room.samples.kind, run.model.name, room.rows, features, kinds, is_mixed))
     methods = ", ".join(one.name for one in tried.candidates if not one.rival)
-    tell(
+    logger.info(
         f"choosing among {methods} and what each client has alone, by cross-validation of {room.rows:,} training "
-        f"rows, about {_seconds(plan, room.folds, features, tried):.0f} s; --algorithm names a method"
+        f"rows, about {_seconds(plan, room.folds, features, tried):.0f} s; {option('algorithm')} names a method"
     )
 
     def run_of(candidate: Candidate) -> Run:
@@ -156,7 +155,7 @@ def _chosen(run: Run, completed: Callable[[Layer], Run], tell: Tell) -> tuple[Ru
     if plan is not None:
         beside = _rivals(alike, plan, _processes(run, plan))  # type: ignore[assignment]
     with beside as rivals:
-        evaluated, left_out = evaluate(tried, run_of, room, rivals, tell)
+        evaluated, left_out = evaluate(tried, run_of, room, rivals)
     names = {one.name: one for one in tried.candidates if one.name in evaluated}
     can_keep = bool(features) and plan is not None and plan.inputs.trees and room.samples.kind != MULTILABEL
     choice = choose(
@@ -173,7 +172,7 @@ def _chosen(run: Run, completed: Callable[[Layer], Run], tell: Tell) -> tuple[Ru
     if taken.rival or choice.exceptions:
         return _with_own_models(choice, names, run_of, completed, alike, plan), choice  # type: ignore[arg-type]
     found = _run_of(taken, names, run_of, evaluated)
-    tell(
+    logger.info(
         f"{choice.federation} has the lowest loss{f', after {found.run.rounds} rounds' if taken.by_steps else ''}"
     )
     return found, choice
@@ -194,7 +193,6 @@ def evaluate(
     run_of: Callable[[Candidate], Run],
     room: Room,
     rivals: Callable[[], Mapping[str, Evaluated]],
-    tell: Tell,
 ) -> tuple[dict[str, Evaluated], dict[str, str]]:
     """The table of losses, in the order of the candidates, and why others are not in it.
 
@@ -206,7 +204,6 @@ def evaluate(
         run_of: The settings of a method.
         room: The rows, and which are held out.
         rivals: Waits for what sites have alone by scikit-learn, by kind.
-        tell: Gets a line about each step.
     """
     evaluated: dict[str, Evaluated] = {}
     left_out: dict[str, str] = {}
@@ -226,10 +223,10 @@ def evaluate(
                 base = [(e, baseline_of(e)) for e in experiments[one.alone_of]]
                 alone = [own for e, own in base if own is not None and own is not e]
                 if alone:
-                    evaluated[one.name] = by_steps(alone, room.folds, some, tell)
+                    evaluated[one.name] = by_steps(alone, room.folds, some)
             elif one.by_steps:
                 experiments[one.name] = _experiments(run_of(one), room, some)
-                evaluated[one.name] = by_steps(experiments[one.name], room.folds, some, tell)
+                evaluated[one.name] = by_steps(experiments[one.name], room.folds, some)
             else:
                 run = _with_enough_rounds(run_of(one))
                 is_long = run.run.rounds > QUICK and len(every) > 1

@@ -10,6 +10,7 @@ from typing import Unpack
 from copfl.choosing.first_run import completed_run, with_found_rounds
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.experiment import folder as run_folder
+from copfl.experiment.choice import CHOICE
 from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
 from copfl.experiment.result import Result
@@ -19,10 +20,12 @@ from copfl.settings import arguments, named_code
 from copfl.settings.checking import SettingError
 from copfl.settings.schema import Run
 from copfl.settings.toml import Tables
+from copfl.telling import Log, heard_by_log, to_somebody
 
 
 @arguments.shared
 @left_as_found()
+@heard_by_log()
 def run(
     algorithm: Run | str | AnyAlgorithm | type[AnyAlgorithm] | None = None,
     dataset: arguments.Data = arguments.DIGITS,
@@ -30,6 +33,7 @@ def run(
     out: str | Path | None = None,
     code: named_code.Modules = (),
     on_round: OnRound | None = None,
+    log: Log | None = to_somebody,
     **settings: Unpack[arguments.OfRun],
 ) -> Result:
     """Trains a federation and returns the result.
@@ -48,6 +52,7 @@ def run(
         out: A new run folder to write.
         code: Modules of yours that a `copfl.Run` may name. What the other arguments name needs no mention.
         on_round: Called with each round as it ends, and its seconds.
+        log: Gets a line about each step; by default it is on stderr in a terminal or a notebook.
     """
     named_code.name(code)
     record, preset = algorithm if isinstance(algorithm, Run) else None, settings.get("preset") or ""
@@ -63,7 +68,8 @@ def run(
     experiment = prepare(description)
     opened = contextlib.nullcontext() if out is None else run_folder.claimed(Path(out), new=True)
     with opened as folder:
-        return warned(train(experiment, folder, on_round, choice=choice))
+        given = {} if choice is None else {CHOICE: choice}
+        return warned(train(experiment, folder, on_round, given=given))
 
 
 def _check_nothing_beside(layer: Tables, preset: str) -> None:

@@ -1,21 +1,23 @@
-"""Why a run trains what it does: choice.json, in its folder.
+"""Why a run trains what it does, a finding: choice.json.
 
-`copfl.choosing` makes the record; the summary and the report read it.
+`copfl.choosing` makes the record before the rounds.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl import files, foreign
+from copfl.experiment.analysis.against_rivals import BESIDE
+from copfl.experiment.finding import Finding
+from copfl.measures.metrics import METRICS
 from copfl.rivals.records import TITLES
+from copfl.sections import Section
 from copfl.stats import Numbers
-from copfl.tables import plain
+from copfl.tables import Table, listed, plain
 
-FILE = "choice.json"
+NAMED = 5  # sites that a sentence names
 
 
 class Validated(NamedTuple):
@@ -81,16 +83,6 @@ def as_json(choice: Choice) -> dict[str, Any]:
     return dict(plain({**choice._asdict(), "validated": choice.validated._asdict()}))
 
 
-def write(choice: Choice, folder: Path) -> None:
-    """Writes the file into a run folder."""
-    files.write_json(folder / FILE, as_json(choice))
-
-
-def read(folder: Path) -> Choice | None:
-    """The content of the file in a run folder; None where there is none."""
-    return foreign.of_run(folder / FILE, _choice)
-
-
 def _choice(content: dict[str, Any]) -> Choice:
     read = content["validated"]
     validated = Validated(
@@ -101,3 +93,37 @@ def _choice(content: dict[str, Any]) -> Choice:
         measure=str(read["measure"]),
     )
     return Choice(str(content["federation"]), tuple(map(str, content["sites"])), validated)
+
+
+def choice_table(choice: Choice) -> Table:
+    """A row per candidate: its cross-validated loss, and how many clients have it."""
+    validated, metric = choice.validated, METRICS["rmse" if choice.validated.is_rmse else "log_loss"]
+    rows = []
+    for name, mean in sorted(validated.means.items(), key=lambda pair: pair[1]):
+        status = "chosen" if name == choice.federation else ""
+        rows.append([title_of(name), metric.text(mean), f"{choice.sites.count(name)}", status])
+    folds = f"{validated.folds} folds of" if validated.folds > 1 else "a fifth of"
+    notes = [
+        f"The mean over clients of the {validated.loss} on {folds} the training rows, which the models did not see. "
+        "All rows were trained on then."
+    ]
+    if choice.exceptions:
+        names = [f"client {n} ({title_of(name)})" for n, name in choice.exceptions.items()]
+        notes.append(
+            "A client keeps another model where that is better on its own rows by two standard errors, given what all "
+            "clients show: "
+            f"{listed(names, NAMED)}."
+        )
+    notes += [f"Left out: {title_of(name)}, {why}." for name, why in validated.left_out.items()]
+    head = ["", f"cross-validated {validated.loss}", "clients", ""]
+    return Table("What was chosen, by cross-validation", head, rows, notes)
+
+
+CHOICE = Finding(
+    file="choice.json",
+    as_json=as_json,
+    parse=_choice,
+    given=True,
+    tables=lambda choice, run: [choice_table(choice)],
+    section=lambda choice, run: Section("rivals", "Rivals", BESIDE, [], [choice_table(choice)]),
+)

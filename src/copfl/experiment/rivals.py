@@ -5,6 +5,7 @@ Training calls `rivals_of` after the rounds; a first run trains them on folds.
 
 import contextlib
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,7 +18,9 @@ from copfl.core.evaluation import predicted
 from copfl.core.task import EVAL_BATCH, Data, Personal, Task
 from copfl.data.clients.federation import FederatedData, Split
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, REGRESSION, SURVIVAL
-from copfl.experiment.result import Experiment
+from copfl.errors import in_words
+from copfl.experiment.experiment import Experiment
+from copfl.experiment.progress import counted
 from copfl.measures.metrics import Metric
 from copfl.models import pretrained
 from copfl.rivals import process
@@ -41,6 +44,7 @@ from copfl.rivals.records import (
 from copfl.rivals.site import judged_by, site_rivals, values_on
 from copfl.stats import Interval, Numbers, mean_of_known
 
+logger = logging.getLogger(__name__)
 COLUMNS, WORDS, FEATURES, VALUES = "columns", "words", "features", "values"
 SHOWN = {
     COLUMNS: "the same rows and columns",
@@ -202,17 +206,13 @@ class TrainedRivals(NamedTuple):
 
 
 def rivals_of(
-    e: Experiment,
-    model_of: ModelOf,
-    tell: Callable[[str], None],
-    own: Mapping[int, str] = MappingProxyType({}),
+    e: Experiment, model_of: ModelOf, own: Mapping[int, str] = MappingProxyType({})
 ) -> Rivals | None:
     """The rivals of every site of a run, beside its models; None where there are none.
 
     Args:
         e: The run.
         model_of: Each client's model; None of one that has none.
-        tell: Gets a line before they are trained, if they take seconds.
         own: The kind of model of the clients that predict with their rival.
     """
 
@@ -224,7 +224,7 @@ def rivals_of(
     if (plan := plan_of(e)) is None:
         return None
     if plan.effort.seconds >= SAID:
-        tell(plan.text)
+        logger.info(plan.text)
     return _judged(trained_rivals(e, plan), e.clients, answers_of, own)
 
 
@@ -334,7 +334,8 @@ class RivalPlan(NamedTuple):
     def text(self) -> str:
         """How long they take, before they are trained."""
         seconds = max(1, round(self.effort.seconds))
-        return f"rivals at {len(self.sites)} clients alone, about {seconds} s (--no-rivals)"
+        without = in_words("--no-rivals", "rivals=False leaves them out")
+        return f"rivals at {len(self.sites)} clients alone, about {seconds} s ({without})"
 
 
 def plan_of(e: Experiment) -> RivalPlan | None:
@@ -406,10 +407,12 @@ def _kept(known: str, trained: TrainedRivals) -> TrainedRivals:
 def _train(e: Experiment, plan: RivalPlan) -> TrainedRivals:
     by_site: dict[int, dict[str, Rival]] = {}
     targets: dict[int, Array] = {}
+    advance = counted("rivals", "client", len(plan.sites), logger.debug)
     for site in plan.sites:
         task = _task_of(e, plan, site)
         by_site[site] = site_rivals(*task)
         targets[site] = task.rows.y_test
+        advance(1)
     return TrainedRivals(by_site, targets, _judging(e), plan.inputs, plan.effort)
 
 
@@ -456,6 +459,5 @@ def _values(trained: TrainedRivals, clients: int) -> dict[str, RivalValues]:
 
 def _answers(task: Task, model: Personal, test: Data) -> Array:
     """The predictions of a model for test samples."""
-    moved: Personal = tree.each(lambda t: t.to(task.device), model)
     with torch.no_grad():
-        return predicted(task, moved, test)[0]
+        return predicted(task, model, test)[0]

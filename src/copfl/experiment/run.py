@@ -6,7 +6,7 @@
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,27 @@ from copfl.engine import ranks
 from copfl.errors import RunError, unknown, warn
 from copfl.experiment import folder as run_folder
 from copfl.experiment import records
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
-from copfl.experiment.result import Experiment, Result
+from copfl.experiment.result import Result
 from copfl.experiment.training import OnRound, baseline_of, simulation_of, train
 from copfl.settings import named_code, user_code
 from copfl.settings.complete import complete
 from copfl.settings.values import check_same, modules_of_values
+from copfl.telling import Log, heard_by_log, to_somebody
 
 
 @left_as_found()
+@heard_by_log()
 def resume(
     path: str | Path,
     *,
     rounds: int | None = None,
     code: named_code.Modules = (),
     on_round: OnRound | None = None,
+    log: Log | None = to_somebody,
     **values: Any,
 ) -> Result:
     """Continues a stopped run, to the same bytes as without the stop.
@@ -40,8 +44,9 @@ def resume(
         rounds: Continue to this many rounds in all; by default to those of the run.
         code: Modules of yours that the folder may name, such as "mypackage.nets"; it executes no other code.
         on_round: Called with each round as it ends, and its seconds.
+        log: Gets a line about each step; by default it is on stderr in a terminal or a notebook.
         values: What was passed to `run` as a value must be passed again, and be the same: `algorithm`, `model`,
-            `optimizer`, `dataset`. A folder of `Result.save` has the data.
+            `optimizer`, `dataset` with its columns and `task`. A folder of `Result.save` has the data.
     """
     named_code.name(code)
     with run_folder.claimed(Path(path), new=False) as folder:
@@ -54,15 +59,12 @@ def warned(result: Result) -> Result:
     return result
 
 
-def reopen(
-    folder: RunFolder, rounds: int | None = None, tell: Callable[[str], None] | None = None, **values: Any
-) -> Experiment:
+def reopen(folder: RunFolder, rounds: int | None = None, **values: Any) -> Experiment:
     """The experiment of a run folder; with `rounds`, continued to this many rounds in all.
 
     Args:
         folder: Of the run.
         rounds: Of the run in all; None: as before.
-        tell: Gets a line about each step of preparing it.
         values: What the program passes again, as of `resume`.
     """
     named_code.name(modules_of_values(values))
@@ -71,7 +73,7 @@ def reopen(
     own = {"partition": folder.partition(), **folder.values(), **_passed_again(values)}
     run = complete(written, {"run": now}, values=own)
     check_same(written, run.tables())
-    experiment = prepare(run, tell=tell)
+    experiment = prepare(run)
     if rounds is not None and rounds < (done := len(records.read(folder.path / "rounds.jsonl"))):
         raise RunError(f"{folder.path} has {done} rounds already; rounds={rounds} must be at least as many")
     return experiment
@@ -81,6 +83,8 @@ def _passed_again(values: Mapping[str, Any]) -> dict[str, Any]:
     """What a program passes again, by kind: `dataset` is the data, with the columns of a data frame."""
     own = {"data" if name == "dataset" else name: value for name, value in values.items()}
     options: dict[str, Any] = {**own.pop("data_options", {})}
+    if "task" in own:
+        options["kind"] = own.pop("task")
     columns = ("target", "client", "text", "group", "time", "event", "start")
     options |= {name: own.pop(name) for name in columns if name in own}
     kinds = ("algorithm", "dataset", "model", "optimizer", "partition")

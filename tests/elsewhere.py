@@ -123,7 +123,9 @@ def elsewhere() -> Iterator[None]:
         with _Mode():
             run(thread)
 
-    def of_values(data: Any, *, device: Any = None, **kwargs: Any) -> Tensor:  # torch would make it without them
+    def of_values(
+        data: Any, *, device: Any = None, **kwargs: Any
+    ) -> Tensor:  # torch would make it without them
         is_there = device is not None and torch.device(device) == THERE
         return Elsewhere(tensor(data, **kwargs)) if is_there else tensor(data, device=device, **kwargs)
 

@@ -99,11 +99,11 @@ def _computed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
     there = [isinstance(t, Elsewhere) for t in tensors]
     asked = kwargs.get("device")
-    if not all(there) and func not in COPIES and not (func in INDEXED and there[0]):
-        if any(t.dim() for t, one in zip(tensors, there, strict=True) if not one):
-            raise RuntimeError(
-                f"{func}: Expected all tensors to be on the same device, but found cpu and {THERE}"
-            )
+    may_mix = all(there) or func in COPIES or (func in INDEXED and there[0])
+    if not may_mix and any(t.dim() for t, one in zip(tensors, there, strict=True) if not one):
+        raise RuntimeError(
+            f"{func}: Expected all tensors to be on the same device, but found cpu and {THERE}"
+        )
     plain_args, plain = tree_map_only(Elsewhere, lambda t: t.held, (args, kwargs))
     found = func(*plain_args, **({**plain, "device": HERE} if asked is not None else plain))
     if not there[0] if func is aten.copy_.default else asked is not None and torch.device(asked) == HERE:

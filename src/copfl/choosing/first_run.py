@@ -9,9 +9,10 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
-from copfl.choosing.candidates import ALONE, MEASURES, Candidate, Facts, Tried, candidates_for, only
+from copfl.choosing.candidates import ALONE, APFL, MEASURES, Candidate, Facts, Tried, candidates_for, only
 from copfl.choosing.choice import choose, is_worse
 from copfl.choosing.evaluate import Evaluated, by_steps, experiment_of, of_rivals, to_its_end
 from copfl.choosing.folds import Folds, folds
@@ -20,16 +21,19 @@ from copfl.data.samples import MULTILABEL, REGRESSION, SURVIVAL, Dataset
 from copfl.engine.machine import processors
 from copfl.errors import UsageError, option
 from copfl.experiment import preparation
-from copfl.experiment.choice import Choice
+from copfl.experiment.choice import CHOICE, Choice
 from copfl.experiment.experiment import Experiment
 from copfl.experiment.own_models import models_by_client, size_of, written
 from copfl.experiment.preparation import prepare
-from copfl.experiment.rivals import RivalPlan, plan_of, rivals_beside, trained_rivals
-from copfl.experiment.training import baseline_of
+from copfl.experiment.rivals import FEATURES, RivalPlan, plan_of, rivals_beside, trained_rivals
+from copfl.experiment.training import NOTHING, Given, baseline_of
+from copfl.experiment.verdict import VERDICT
 from copfl.settings.complete import complete
 from copfl.settings.components import WRAPPERS
 from copfl.settings.merging import Layer
 from copfl.settings.schema import Run
+from copfl.verdict.drawn import lowest
+from copfl.verdict.verdict import corrected_gain
 
 logger = logging.getLogger(__name__)
 # Rounds of Newton's method, after which the loss of held-out rows changes by less than a thousandth.
@@ -67,8 +71,8 @@ def is_open(run: Run, layers: Sequence[Layer]) -> bool:
     return not any("own_models" in layer.get("run", {}) for layer in layers)
 
 
-def completed_run(*layers: Layer | Run, preset: str = "") -> tuple[Run, Choice | None]:
-    """The record of a run as it trains, and what was chosen where nobody chose how to train.
+def completed_run(*layers: Layer | Run, preset: str = "") -> tuple[Run, Given]:
+    """The record of a run as it trains, and what was found out before: the choice where nobody chose, and the verdict.
 
     `copfl run` and `copfl.run` begin here.
 
@@ -78,16 +82,16 @@ def completed_run(*layers: Layer | Run, preset: str = "") -> tuple[Run, Choice |
     """
     run = complete(*layers, preset=preset)
     if run.run.find_rounds != "first":
-        return run, None
+        return run, NOTHING
     plain = [layer for layer in layers if not isinstance(layer, Run)]
     says_how = bool(preset) or len(plain) < len(layers)  # a preset and a record say how to train
     if says_how or not is_open(run, plain):
-        return with_found_rounds(run), None
+        return with_found_rounds(run)
     return _chosen(run, lambda layer: complete(*plain, layer))
 
 
-def with_found_rounds(run: Run) -> Run:
-    """The run of a named method, for as many rounds as have the lowest loss on rows that it did not see.
+def with_found_rounds(run: Run) -> tuple[Run, Given]:
+    """The run of a named method, for as many rounds as have the lowest loss on rows that it did not see; the verdict.
 
     Args:
         run: The settings. `run.rounds` is the most that is looked at.
@@ -99,18 +103,24 @@ def with_found_rounds(run: Run) -> Run:
         )
     name = run.algorithm.name or "the method"
     room = Room.of(run)
-    tried = only(name, (), run.run.local_baseline)
+    off = dataclasses.replace(run, run=dataclasses.replace(run.run, find_rounds="off"))
+    alike, plan = None, None
+    if run.run.rivals:
+        alike = prepare(off)
+        plan = plan_of(alike)
+    tried = only(name, () if plan is None else plan.kinds, run.run.local_baseline)
     parts = f"{room.folds.by_steps} of 5 folds of each client's training rows held out"
     logger.info(
         f"finding the number of rounds, {run.run.rounds} at most, with {parts}; {option('rounds')} sets it"
     )
-    evaluated, left_out = evaluate(tried, lambda candidate: run, room, dict)
+    with _rivals(run, alike, plan) as rivals:
+        evaluated, left_out = evaluate(tried, lambda candidate: run, room, rivals)
     if name not in evaluated:
         raise UsageError(left_out[name])
     found = _with_rounds(run, evaluated, name)
     also = f", and {found.run.rounds_alone} of training alone," if name + ALONE in evaluated else ""
     logger.info(f"{found.run.rounds} rounds{also} had the lowest loss")
-    return found
+    return found, verdict_of(evaluated, tried, room, [])
 
 
 class Room(NamedTuple):
@@ -132,7 +142,7 @@ class Room(NamedTuple):
         return sum(map(len, self.folds.of))
 
 
-def _chosen(run: Run, completed: Callable[[Layer], Run]) -> tuple[Run, Choice]:
+def _chosen(run: Run, completed: Callable[[Layer], Run]) -> tuple[Run, Given]:
     """The settings that train, and why."""
     room = Room.of(run)
     off = {"run": {"find_rounds": "off"}}
@@ -140,7 +150,8 @@ def _chosen(run: Run, completed: Callable[[Layer], Run]) -> tuple[Run, Choice]:
     alike = prepare(completed({**off, "algorithm": {"name": "levels"}} if features else off))
     plan = plan_of(alike)
     kinds = () if plan is None else plan.kinds
-    tried = candidates_for(Facts(room.samples.kind, run.model.name, room.rows, features, kinds))
+    is_mixed = run.algorithm.name == APFL
+    tried = candidates_for(Facts(room.samples.kind, run.model.name, room.rows, features, kinds, is_mixed))
     methods = ", ".join(one.name for one in tried.candidates if not one.rival)
     logger.info(
         f"choosing among {methods} and what each client has alone, by cross-validation of {room.rows:,} training "
@@ -150,13 +161,11 @@ def _chosen(run: Run, completed: Callable[[Layer], Run]) -> tuple[Run, Choice]:
     def run_of(candidate: Candidate) -> Run:
         return completed({**off, **(candidate.layer or {})})
 
-    beside = contextlib.nullcontext(dict)
-    if plan is not None:
-        beside = _rivals(alike, plan, _processes(run, plan))  # type: ignore[assignment]
-    with beside as rivals:
+    with _rivals(run, alike, plan) as rivals:
         evaluated, left_out = evaluate(tried, run_of, room, rivals)
     names = {one.name: one for one in tried.candidates if one.name in evaluated}
     can_keep = bool(features) and plan is not None and plan.inputs.trees and room.samples.kind != MULTILABEL
+    only_shown = [] if can_keep else [name for name, one in names.items() if one.rival]
     choice = choose(
         {name: evaluated[name].losses for name in names},
         room.samples.kind == REGRESSION,
@@ -164,17 +173,47 @@ def _chosen(run: Run, completed: Callable[[Layer], Run]) -> tuple[Run, Choice]:
         {**tried.left_out, **left_out},
         alone=[name for name, one in names.items() if one.is_alone],
         without_exceptions=[name for name, one in names.items() if not (one.keeps_own or one.rival)],
-        only_shown=[] if can_keep else [name for name, one in names.items() if one.rival],
+        only_shown=only_shown,
         measure=MEASURES[room.samples.kind],
     )
+    given = {CHOICE: choice, **verdict_of(evaluated, tried, room, only_shown)}
     taken = names[choice.federation]
-    if taken.rival or choice.exceptions:
-        return _with_own_models(choice, names, run_of, completed, alike, plan), choice  # type: ignore[arg-type]
+    if plan is not None and (taken.rival or choice.exceptions):
+        return _with_own_models(choice, names, run_of, completed, alike, plan), given
     found = _run_of(taken, names, run_of, evaluated)
     logger.info(
         f"{choice.federation} has the lowest loss{f', after {found.run.rounds} rounds' if taken.by_steps else ''}"
     )
-    return found, choice
+    return found, given
+
+
+def verdict_of(
+    evaluated: Mapping[str, Evaluated], tried: Tried, room: Room, only_shown: Sequence[str]
+) -> Given:
+    """What training together is worth by the table of losses; nothing where it has one of the sides only.
+
+    Args:
+        evaluated: The table.
+        tried: The candidates.
+        room: The rows, and which are held out.
+        only_shown: As of `choose`.
+    """
+    names = {one.name: one for one in tried.candidates if one.name in evaluated}
+    alone = [name for name, one in names.items() if one.is_alone]
+    if not alone or len(alone) == len(names):
+        return NOTHING
+    units, is_rmse = room.samples.train.unit, room.samples.kind == REGRESSION
+    fixed = [name for name, one in names.items() if not (one.keeps_own or one.rival)]
+    verdict = corrected_gain(
+        {name: evaluated[name].losses for name in names},
+        together=[name for name in names if name not in alone],
+        alone=alone,
+        choose=partial(lowest, alone=alone, is_rmse=is_rmse, without_exceptions=fixed),
+        units=None if units is None else [units[rows] for rows in room.folds.whole.train],
+        is_rmse=is_rmse,
+        seed=0,
+    )
+    return {VERDICT: verdict}
 
 
 def _features(samples: Dataset, whole: Partition) -> int:
@@ -211,6 +250,11 @@ def evaluate(
     long: list[str] = []
     for one in tried.candidates:
         if one.rival or one.alone_of in left_out:
+            continue
+        if one.if_near and is_worse(one.if_near, {name: found.losses for name, found in evaluated.items()}):
+            left_out[one.name] = (
+                "it is for sites that contradict each other, and training alone is worse here"
+            )
             continue
         try:
             if one.alone_of:
@@ -258,10 +302,13 @@ def _experiments(run: Run, room: Room, numbers: Sequence[int]) -> list[Experimen
 
 @contextlib.contextmanager
 def _rivals(
-    alike: Experiment, plan: RivalPlan, processes: int
+    run: Run, alike: Experiment | None, plan: RivalPlan | None
 ) -> Iterator[Callable[[], Mapping[str, Evaluated]]]:
     """Trains what sites have alone beside the `with` block, which gets a function that waits for it."""
-    with rivals_beside(alike, plan, processes) as trained:
+    if alike is None or plan is None:
+        yield dict
+        return
+    with rivals_beside(alike, plan, 0 if plan.inputs.how == FEATURES else _processes(run, plan)) as trained:
         yield lambda: of_rivals(trained(), alike.federation, alike.task.criterion.kind)
 
 

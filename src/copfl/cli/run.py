@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from copfl.cli import options
 from copfl.cli.options import Tables, argument, option
-from copfl.errors import Stopped, stoppable
+from copfl.errors import Stopped, stoppable, to_resume
 from copfl.experiment import process
 from copfl.experiment.known_runs import check_folder
 from copfl.settings import first_look, toml
@@ -78,10 +78,11 @@ def run(
             return follow()
         preset = "demo" if is_demo else preset or ""
         with heard(show.preparing):
-            description, choice = completed_run(*layers, line, preset=preset)
+            description, given = completed_run(*layers, line, preset=preset)
             prepared = prepare(description)
         named = bool(preset) or any(layer.get("algorithm", {}).get("name") for layer in (*layers, line))
         if show.progress and not named:
+            choice = given.get(CHOICE)
             reason = why(description) if choice is None else text_of(choice)
             print(
                 f"No algorithm is named, so this is {description.method_text}: {reason} "
@@ -90,7 +91,7 @@ def run(
             )
         target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
         with run_folder.claimed(target, new=True) as folder:
-            _train(prepared, folder, show, {} if choice is None else {CHOICE: choice})
+            _train(prepared, folder, show, given)
 
 
 def resume(
@@ -180,7 +181,7 @@ def _train(prepared: Experiment, folder: RunFolder, show: Show, given: Given) ->
                 _warn([*prepared.hints, *filter(None, [leading])])
             result = train(prepared, folder, on_round, alone, given)
     except Stopped:
-        how = f"`copfl resume {folder.path}` continues from its last checkpoint" if folder.begun else ""
+        how = f"{to_resume(folder.path)} continues from its last checkpoint" if folder.begun else ""
         raise Stopped(how) from None
     if show.as_json:
         print(json.dumps(summary.as_json(result)))

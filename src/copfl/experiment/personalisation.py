@@ -113,6 +113,11 @@ class Personalisation:
 
     def samples(self, path: Path) -> tuple[Samples, Samples, list[str]]:
         """The train and test samples of a file with targets, encoded as the run's; a fifth is test."""
+        if self.shared.description.output.kind == NEXT_TOKEN:
+            raise UsageError(
+                "the run's models predict the next token of a text, and a new client's model is trained on samples "
+                "with targets of their own; add its texts to the run's data as one more client and train again"
+            )
         rows = self.shared.read(path, missing=self.shared.description.input.missing)
         if rows.y is None:
             raise DataError(f"{path} lacks {rows.target}; a model is trained on samples with their targets")

@@ -16,7 +16,7 @@ from copfl.core.algorithm import AnyAlgorithm, example_output, traits
 from copfl.core.layout import Layout
 from copfl.core.task import Data, Task
 from copfl.data.clients.federation import FederatedData
-from copfl.data.clients.partition import Partition, hold_out, with_validation
+from copfl.data.clients.partition import Partition, hold_out, of_indices, with_validation
 from copfl.data.samples import CLASSIFICATION, REGRESSION, SURVIVAL, Dataset
 from copfl.data.tables.tables import learned_from
 from copfl.engine import autotune, features, ranks
@@ -182,7 +182,8 @@ def partition(run: Run, samples: Dataset, validation: float = 0.0) -> Partition:
     elif chosen.name.endswith(".json"):
         parts = Partition.load(chosen.name)
     else:
-        parts = build("partition", chosen, dataset=samples, clients=settings.clients, seed=settings.seed)
+        made = build("partition", chosen, dataset=samples, clients=settings.clients, seed=settings.seed)
+        parts = of_indices(made, f"what {chosen.name} returned")
     if validation and chosen.value is None:
         parts = hold_out(parts, validation, samples, settings.seed)
     if settings.validation and not parts.validation:  # a run that goes on has them

@@ -77,7 +77,6 @@ def of_client(
         validation: Its validation samples, which alone decide on the temperature where there are any.
         usual: The temperature without them.
     """
-    model = tree.each(lambda t: t.to(task.device), model)
     temperature = usual
     with torch.no_grad():
         if validation is not None and int(validation.size):

@@ -46,7 +46,7 @@ def resume(
         on_round: Called with each round as it ends, and its seconds.
         log: Gets a line about each step; by default it is on stderr in a terminal or a notebook.
         values: What was passed to `run` as a value must be passed again, and be the same: `algorithm`, `model`,
-            `optimizer`, `dataset`. A folder of `Result.save` has the data.
+            `optimizer`, `dataset` with its columns and `task`. A folder of `Result.save` has the data.
     """
     named_code.name(code)
     with run_folder.claimed(Path(path), new=False) as folder:
@@ -83,6 +83,8 @@ def _passed_again(values: Mapping[str, Any]) -> dict[str, Any]:
     """What a program passes again, by kind: `dataset` is the data, with the columns of a data frame."""
     own = {"data" if name == "dataset" else name: value for name, value in values.items()}
     options: dict[str, Any] = {**own.pop("data_options", {})}
+    if "task" in own:
+        options["kind"] = own.pop("task")
     columns = ("target", "client", "text", "group", "time", "event", "start")
     options |= {name: own.pop(name) for name in columns if name in own}
     kinds = ("algorithm", "dataset", "model", "optimizer", "partition")

@@ -112,7 +112,7 @@ def hazard_of(task: Task, model: Personal, train: Data) -> Hazard | None:
     if task.criterion.cuts or not int(train.size):
         return None
     with torch.no_grad():
-        predictions, targets = predicted(task, tree.each(lambda t: t.to(task.device), model), train)
+        predictions, targets = predicted(task, model, train)
     if not np.isfinite(predictions).all():
         return None
     curve = baseline_hazard(risks(predictions), targets)
@@ -171,13 +171,12 @@ def measured(trained: Trained) -> Survival | None:
     for n in range(federation.clients):
         if (kept := models.get(n)) is None:
             continue
-        model = tree.each(lambda t: t.to(task.device), kept.model)
         train, test = (tree.row(split.rows([n]), 0) for split in (federation.train, federation.test))
         with torch.no_grad():
-            hazards[n] = hazard_of(task, model, train)
+            hazards[n] = hazard_of(task, kept.model, train)
             if not int(test.size) or not int(train.size):
                 continue
-            found, targets = predicted(task, model, test)
+            found, targets = predicted(task, kept.model, test)
         known = train.y[: int(train.size)].cpu().numpy()
         brier[n], reference[n] = _scores(found, targets, known, task.criterion.cuts, hazards[n])
         place = np.argsort(np.argsort(risks(found), kind="stable"))

@@ -88,7 +88,7 @@ def measured(trained: Trained) -> TreeViews | None:
     order = [features[n] for n in np.argsort(gains, kind="stable")[::-1][:MOST_COLUMNS]]
     by_column = dict(zip((f.column for f in features), gains, strict=True))
     sites = [
-        (kept.model, tree.row(federation.test.rows([n]), 0))
+        (tree.each(lambda t: t.to(task.device), kept.model), tree.row(federation.test.rows([n]), 0))
         for n in range(min(federation.clients, MOST_CLIENTS))
         if (kept := models.get(n)) is not None and int(federation.test.sizes[n]) > 0
     ]
@@ -143,7 +143,9 @@ def _dependence(
         grid = torch.eye(len(encoder.categories))
         values, is_number = tuple(map(str, encoder.categories)), False
     else:
-        seen = np.concatenate([d.x.flatten(1)[: int(d.size), feature.entries[0]].numpy() for _, d in sites])
+        seen = np.concatenate(
+            [d.x.flatten(1)[: int(d.size), feature.entries[0]].cpu().numpy() for _, d in sites]
+        )
         points = np.unique(np.quantile(seen, np.linspace(0.02, 0.98, GRID)))
         grid = torch.zeros(len(points), len(feature.entries))  # the second entry: whether it is missing
         grid[:, 0] = torch.from_numpy(points)

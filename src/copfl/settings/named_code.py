@@ -12,16 +12,13 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from copfl.errors import UsageError
+from copfl.errors import NAMED, UsageError
 
 Modules = str | Sequence[str]  # as an argument: one module, or several
-
-_named: ContextVar[frozenset[str]] = ContextVar("_named", default=frozenset())
 
 
 def is_reference(name: str) -> bool:
@@ -56,22 +53,22 @@ def name(*modules: Modules) -> None:
         if module.endswith(".py") or not all(map(str.isidentifier, module.split("."))):
             remedy = "name the module without .py, path and attribute, such as mypackage.nets"
             raise UsageError(f'code "{module}" is no module; {remedy}')
-    _named.set(_named.get() | {*listed})
+    NAMED.set(NAMED.get() | {*listed})
 
 
 def named() -> tuple[str, ...]:
     """The modules that are named now, for a process that works for this one."""
-    return tuple(sorted(_named.get()))
+    return tuple(sorted(NAMED.get()))
 
 
 @contextlib.contextmanager
 def scope() -> Iterator[None]:
     """What is named inside is not named after it."""
-    token = _named.set(_named.get())
+    token = NAMED.set(NAMED.get())
     try:
         yield
     finally:
-        _named.reset(token)
+        NAMED.reset(token)
 
 
 def modules_in(value: Any) -> list[str]:
@@ -107,7 +104,7 @@ def check(kind: str, reference: str, recorded: str | None = None) -> None:
         raise UnnamedCode(
             f'the {kind} "{reference}" is of Python\'s standard library, which has no {kind} for copfl'
         )
-    if module in _named.get():
+    if module in NAMED.get():
         return
     raise UnnamedCode(
         f"the {kind} is {reference}, which is code of its author and not of copfl; copfl runs such code only if you "

@@ -155,6 +155,11 @@ def choose(
         forecast: Is kept up to date, for a caller that shows the time that is left.
     """
     begin = time.monotonic()
+    if not isinstance(addons, bool):
+        advice = f"pass their settings as base_tables={{'addons': {addons}}}"
+        raise UsageError(
+            f"addons={addons} must be True or False, whether the last candidates also race with them; {advice}"
+        )
     entries = rows_of(entries)
     named_code.name(code, modules_of(entries))
     limit = limit_of(budget)

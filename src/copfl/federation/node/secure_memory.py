@@ -59,7 +59,7 @@ class SumHistory(tuple[RememberedSum, ...]):
         of_members = [(added.cohort, added.rows) for added in sums]
         objectives = [added.objective for added in sums if added.objective.counts]
         return sum(before != after for before, after in pairwise(of_members)) + sum(
-            objective != before
+            bool(objective != before)
             for n, objective in enumerate(objectives)
             if (before := objective.last_related(objectives[:n])) is not None
         )

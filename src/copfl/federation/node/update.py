@@ -190,7 +190,7 @@ def _require_first_model(settings: TrainingSettings, node: Node, head: Head, dow
 
 
 def _that_count(settings: TrainingSettings, node: Node, data: NodeData, *, is_first: bool) -> Data:
-    """The training rows that count by the owner's policy; WireError if none do.
+    """The training rows that count by the owner's policy; DataError if none do.
 
     Args:
         settings: The federation's.
@@ -207,7 +207,7 @@ def _that_count(settings: TrainingSettings, node: Node, data: NodeData, *, is_fi
             *(left_out, int(data.train.size), merged, least),
         )
     if not int(train.size):
-        raise WireError(f"none of its training rows count: no target is that of {least} rows [least_rows]")
+        raise DataError(f"none of its training rows count: no target is that of {least} rows [least_rows]")
     return train
 
 

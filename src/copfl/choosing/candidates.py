@@ -28,6 +28,7 @@ class Facts(NamedTuple):
     rows: int  # for training, of all sites
     features: int  # numbers of a row of a table; 0: the samples are no table of one target
     rivals: tuple[str, ...]  # what each site can train alone with scikit-learn, the simplest first
+    wants_network: bool = False  # whatever the number of rows, as somebody named its rate
     is_mixed: bool = False  # the first choice is a mixture of its own and the common model already
 
 
@@ -69,7 +70,7 @@ def candidates_for(facts: Facts) -> Tried:
             Candidate(SLOPES, {"algorithm": {"name": "levels", "varying": "all"}}, keeps_own=True),
             Candidate(TREES, {"algorithm": {"name": "trees"}}),  # its trees have a size of their own
         ]
-        if facts.rows >= NETWORK_ROWS:
+        if facts.rows >= NETWORK_ROWS or facts.wants_network:
             methods.append(Candidate(NETWORK, {}, by_steps=True))
     elif facts.model == "embedding":
         words: Layer = {"model": {"name": "words"}, "algorithm": {"name": "wide_levels"}}

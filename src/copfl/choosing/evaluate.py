@@ -185,13 +185,16 @@ def _trained(experiments: Sequence[Experiment]) -> list[InMemory]:
     return models
 
 
-def by_steps(experiments: Sequence[Experiment], folds: Folds, numbers: Sequence[int]) -> Evaluated:
+def by_steps(
+    experiments: Sequence[Experiment], folds: Folds, numbers: Sequence[int], to_the_end: bool = False
+) -> Evaluated:
     """What is lost in the round whose mean loss is the lowest.
 
     Args:
         experiments: The same run on several folds, which train side by side.
         folds: The rows that are held out.
         numbers: Of the folds of the experiments.
+        to_the_end: The last round counts instead.
     """
     keepers = [InMemory() for _ in experiments]
     best: list[dict[int, ClientModel]] = []
@@ -199,7 +202,12 @@ def by_steps(experiments: Sequence[Experiment], folds: Folds, numbers: Sequence[
     def keep() -> None:
         best[:] = [dict(keeper.models) for keeper in keepers]
 
-    rounds = lowest_loss(_curve(experiments, keepers), on_lower=keep)
+    curve = _curve(experiments, keepers)
+    if to_the_end:
+        rounds = max(number for number, _ in curve)
+        keep()
+    else:
+        rounds = lowest_loss(curve, on_lower=keep)
     held, kind = _answers(experiments, best, folds, numbers), experiments[0].training.task.criterion.kind
     temperature = 1.0
     if kind == CLASSIFICATION:  # one for all clients: a client has a few held-out samples

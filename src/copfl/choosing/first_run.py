@@ -29,7 +29,7 @@ from copfl.experiment.rivals import FEATURES, RivalPlan, plan_of, rivals_beside,
 from copfl.experiment.training import NOTHING, Given, baseline_of
 from copfl.experiment.verdict import VERDICT
 from copfl.settings.complete import complete
-from copfl.settings.components import WRAPPERS
+from copfl.settings.components import WRAPPERS, usual_optimizer
 from copfl.settings.merging import Layer
 from copfl.settings.schema import Run
 from copfl.verdict.drawn import lowest
@@ -53,7 +53,8 @@ CHOSEN = (
     "attack",
     "task",
 )
-LOOKS = {"task": {"metrics"}}  # keys of them that say what one looks at, and not how to train
+# Keys of them that do not: metrics say what one looks at, and a rate is for the candidates that have one.
+FREE = {"task": {"metrics"}, "optimizer": {"lr"}}
 
 
 def is_open(run: Run, layers: Sequence[Layer]) -> bool:
@@ -63,9 +64,7 @@ def is_open(run: Run, layers: Sequence[Layer]) -> bool:
         run: The settings, with what suits the data.
         layers: What a person or a program set.
     """
-    is_chosen = any(
-        layer.get(kind, {}).keys() - LOOKS.get(kind, set()) for layer in layers for kind in CHOSEN
-    )
+    is_chosen = any(layer.get(kind, {}).keys() - FREE.get(kind, set()) for layer in layers for kind in CHOSEN)
     if is_chosen or run.run.participation != 1 or run.run.steps:
         return False
     return not any("own_models" in layer.get("run", {}) for layer in layers)
@@ -81,13 +80,22 @@ def completed_run(*layers: Layer | Run, preset: str = "") -> tuple[Run, Given]:
         preset: The name of a preset, which is below the layers.
     """
     run = complete(*layers, preset=preset)
-    if run.run.find_rounds != "first":
-        return run, NOTHING
     plain = [layer for layer in layers if not isinstance(layer, Run)]
     says_how = bool(preset) or len(plain) < len(layers)  # a preset and a record say how to train
-    if says_how or not is_open(run, plain):
-        return with_found_rounds(run)
-    return _chosen(run, lambda layer: complete(*plain, layer))
+    is_free = not says_how and is_open(run, plain)
+    if run.run.find_rounds == "first":
+        return _chosen(run, plain) if is_free else with_found_rounds(run)
+    if is_free and any("rounds" in layer.get("run", {}) for layer in plain):
+        without = [_without(layer, "run", "rounds") for layer in plain]
+        if (searched := complete(*without)).run.find_rounds == "first":  # only their number is named
+            return _chosen(searched, without, run.run.rounds)
+    return run, NOTHING
+
+
+def _without(layer: Layer, kind: str, key: str) -> Layer:
+    """The layer without a key of a table."""
+    kept = {name: value for name, value in layer.get(kind, {}).items() if name != key}
+    return {**layer, kind: kept} if kind in layer else layer
 
 
 def with_found_rounds(run: Run) -> tuple[Run, Given]:
@@ -142,27 +150,55 @@ class Room(NamedTuple):
         return sum(map(len, self.folds.of))
 
 
-def _chosen(run: Run, completed: Callable[[Layer], Run]) -> tuple[Run, Given]:
-    """The settings that train, and why."""
+def _chosen(run: Run, layers: Sequence[Layer], rounds: int = 0) -> tuple[Run, Given]:
+    """The settings that train, and why.
+
+    Args:
+        run: The settings, with what suits the data.
+        layers: What a person or a program set.
+        rounds: At most, as somebody named them; 0: as many as have the lowest loss.
+    """
+
+    def completed(layer: Layer) -> Run:
+        name = layer.get("algorithm", {}).get("name")
+        has_rate = name is None or usual_optimizer(str(name), None, by_rule=True) is not None
+        own = layers if has_rate else [_without(one, "optimizer", "lr") for one in layers]
+        found = complete(*own, layer)
+        if not rounds:
+            return found
+        return dataclasses.replace(
+            found,
+            run=dataclasses.replace(found.run, rounds=min(rounds, found.run.rounds) if name else rounds),
+        )
+
     room = Room.of(run)
     off = {"run": {"find_rounds": "off"}}
     features = _features(room.samples, room.folds.whole)
     alike = prepare(completed({**off, "algorithm": {"name": "levels"}} if features else off))
     plan = plan_of(alike)
-    kinds = () if plan is None else plan.kinds
-    is_mixed = run.algorithm.name == APFL
-    tried = candidates_for(Facts(room.samples.kind, run.model.name, room.rows, features, kinds, is_mixed))
+    has_rate = any("lr" in layer.get("optimizer", {}) for layer in layers)
+    facts = Facts(
+        room.samples.kind,
+        run.model.name,
+        room.rows,
+        features,
+        rivals=() if plan is None else plan.kinds,
+        is_mixed=run.algorithm.name == APFL,
+        wants_network=has_rate,
+    )
+    tried = candidates_for(facts)
     methods = ", ".join(one.name for one in tried.candidates if not one.rival)
     logger.info(
         f"choosing among {methods} and what each client has alone, by cross-validation of {room.rows:,} training "
-        f"rows, about {_seconds(plan, room.folds, features, tried):.0f} s; {option('algorithm')} names a method"
+        f"rows, about {_seconds(plan, room.folds, features, tried):.0f} s; {option('algorithm')} names a method, "
+        f"and {option('rounds')} their number"
     )
 
     def run_of(candidate: Candidate) -> Run:
         return completed({**off, **(candidate.layer or {})})
 
     with _rivals(run, alike, plan) as rivals:
-        evaluated, left_out = evaluate(tried, run_of, room, rivals)
+        evaluated, left_out = evaluate(tried, run_of, room, rivals, bool(rounds))
     names = {one.name: one for one in tried.candidates if one.name in evaluated}
     can_keep = bool(features) and plan is not None and plan.inputs.trees and room.samples.kind != MULTILABEL
     only_shown = [] if can_keep else [name for name, one in names.items() if one.rival]
@@ -231,6 +267,7 @@ def evaluate(
     run_of: Callable[[Candidate], Run],
     room: Room,
     rivals: Callable[[], Mapping[str, Evaluated]],
+    to_the_end: bool = False,
 ) -> tuple[dict[str, Evaluated], dict[str, str]]:
     """The table of losses, in the order of the candidates, and why others are not in it.
 
@@ -242,6 +279,7 @@ def evaluate(
         run_of: The settings of a method.
         room: The rows, and which are held out.
         rivals: Waits for what sites have alone by scikit-learn, by kind.
+        to_the_end: Whether what trains by steps is trained for all rounds of its settings, which somebody named.
     """
     evaluated: dict[str, Evaluated] = {}
     left_out: dict[str, str] = {}
@@ -251,6 +289,7 @@ def evaluate(
     for one in tried.candidates:
         if one.rival or one.alone_of in left_out:
             continue
+        logger.debug(f"trying {one.name} ...")
         if one.if_near and is_worse(one.if_near, {name: found.losses for name, found in evaluated.items()}):
             left_out[one.name] = (
                 "it is for sites that contradict each other, and training alone is worse here"
@@ -261,10 +300,10 @@ def evaluate(
                 base = [(e, baseline_of(e)) for e in experiments[one.alone_of]]
                 alone = [own for e, own in base if own is not None and own is not e]
                 if alone:
-                    evaluated[one.name] = by_steps(alone, room.folds, some)
+                    evaluated[one.name] = by_steps(alone, room.folds, some, to_the_end)
             elif one.by_steps:
                 experiments[one.name] = _experiments(run_of(one), room, some)
-                evaluated[one.name] = by_steps(experiments[one.name], room.folds, some)
+                evaluated[one.name] = by_steps(experiments[one.name], room.folds, some, to_the_end)
             else:
                 run = _with_enough_rounds(run_of(one))
                 is_long = run.run.rounds > QUICK and len(every) > 1

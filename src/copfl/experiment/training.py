@@ -40,6 +40,7 @@ from copfl.experiment.models.client_models import (
     received_model,
 )
 from copfl.experiment.models.new_clients import NEW_CLIENTS
+from copfl.experiment.own_models import kinds_of
 from copfl.experiment.result import Result
 from copfl.experiment.rivals import rivals_of
 from copfl.experiment.run_record import FINDINGS
@@ -87,7 +88,8 @@ def train(
         alone = _alone(result, _each(told.on_round_alone, on_baseline_round))
         GAINS.keep(result, Analysis(alone, cross, constant))
     if experiment.settings.rivals:
-        RIVALS.keep(result, rivals_of(experiment, result.kept_model))
+        own = kinds_of(experiment.settings.own_models, experiment.clients)
+        RIVALS.keep(result, rivals_of(experiment, result.kept_model, own))
     return result
 
 

@@ -296,10 +296,10 @@ def bins_of(columns: int, bins: int, like: Tensor) -> Bins:
 
 
 class _SameBits(torch.autograd.Function):
-    """The bits of each number as a number of another type of the same size; before torch 2.13 vmap has no `view` for it."""
+    """The bits of each number as another type of the same size; before torch 2.13 vmap has no such `view`."""
 
     @staticmethod
-    def forward(x: Tensor, type: torch.dtype) -> Tensor:  # type: ignore[override]
+    def forward(x: Tensor, type: torch.dtype) -> Tensor:
         return x.view(type)
 
     @staticmethod
@@ -308,18 +308,18 @@ class _SameBits(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, type: torch.dtype) -> Any:
-        return _SameBits.apply(x, type), in_dims[0]
+        return _SameBits.apply(x, type), in_dims[0]  # type: ignore[no-untyped-call]
 
 
 def order_of(x: Tensor) -> Tensor:
     """The place of each number among all numbers in single precision; that of 0 is 0."""
-    bits: Tensor = _SameBits.apply(x.float().contiguous(), torch.int32).long()
+    bits: Tensor = _SameBits.apply(x.float().contiguous(), torch.int32).long()  # type: ignore[no-untyped-call]
     return torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits).clamp(-LAST, LAST)
 
 
 def number_of(order: Tensor) -> Tensor:
     """The number at this place."""
-    numbers: Tensor = _SameBits.apply(order.abs().clamp(max=LAST).int(), torch.float32)
+    numbers: Tensor = _SameBits.apply(order.abs().clamp(max=LAST).int(), torch.float32)  # type: ignore[no-untyped-call]
     return torch.where(order < 0, -numbers, numbers)
 
 

@@ -171,8 +171,8 @@ def of_indices(value: Any, who: str) -> Partition:
         raise UsageError(
             f"{who} is {type(value).__name__}, which says not who has which samples; it must be {INDICES}"
         )
-    sides = (tuple(part.astype(np.int64).reshape(-1) for part in side) for side in (train, test))
-    return Partition(*sides)
+    of_train, of_test = (tuple(part.astype(np.int64).reshape(-1) for part in side) for side in (train, test))
+    return Partition(of_train, of_test)
 
 
 def distinct(parts: Parts) -> tuple[Indices, ...]:

@@ -56,6 +56,46 @@ def test_a_table_is_described_and_run_with_its_clients(here: Path, capsys: Captu
     assert len(re.findall(r"\b(?:yes|no)\b", answer.out)) >= 3
 
 
+def test_everything_that_a_run_would_refuse_is_said_at_once(here: Path, capsys: Capture) -> None:
+    """No target, no site, texts that hardly repeat, and missing values: one answer."""
+    rows = [
+        {
+            "hospital": "abc"[n % 3],
+            "age": "" if n == 3 else str(n % 50),
+            "letter": f"patient {n} came in",
+            "ill": str(n % 2),
+        }
+        for n in range(1200)
+    ]
+    write_csv(here / "t.csv", rows)
+    answer = called(capsys, "data", "describe", "t.csv")
+    said = " ".join(answer.err.split())
+    assert answer.code == 2
+    assert "1. " in said
+    assert "name the column to predict with --target COLUMN" in said
+    assert "values are missing (rows of each column): age 1" in said
+    assert 'the column "letter" has' in said
+    assert 'the column "hospital" looks like a site' in said
+    answer = called(
+        capsys, "data", "describe", "t.csv", "--target", "ill", "--client", "hospital", "--task", "regression"
+    )
+    assert answer.code == 0
+    assert "kind      regression" in answer.out
+    assert "A run needs 2 more options:" in answer.out
+
+
+def test_a_column_of_times_is_kept_where_its_owner_says_so(here: Path, capsys: Capture) -> None:
+    rows = [{**row, "year": str(2000 + n)} for n, row in enumerate(ROWS)]
+    write_csv(here / "t.csv", rows)
+    words = ("data", "describe", "t.csv", "--target", "ill", "--client", "site", "--time", "year")
+    said = called(capsys, *words).out
+    assert 'the column "year" says when a row was, and is not learned from' in said
+    assert "to learn from it too: --set data.keep_time=true" in said
+    kept = called(capsys, *words, "--set", "data.keep_time=true").out
+    assert "is not learned from" not in kept
+    assert re.search(r"numbers, standardised: .*year", kept)
+
+
 def test_the_upper_folders_of_images_are_the_clients(here: Path, capsys: Capture) -> None:
     for site, label, n in itertools.product(("north", "south", "west"), ("a", "b"), range(5)):
         write_image(here / "photos" / site / label / f"{n}.png", (4, 4), (n, 0, 0))

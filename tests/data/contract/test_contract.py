@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+import tomllib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,11 @@ def test_a_draft_has_no_value_of_a_row(tmp_path: Path) -> None:
         sodium=lambda n: "" if n == 3 else 134.25 + n % 13,
     )
     made = draft(path, target="outcome")
+    assert {column.name for column in made.columns if column.guess} == {"age", "sodium"}
+    assert "# to be agreed: mean and deviation; its range is a guess from one site: correct it" in written(
+        made
+    )
+    assert Contract.of_table(tomllib.loads(written(made))) == made
     types = {column.name: column.type for column in made.columns}
     assert types == {
         "age": "number",
@@ -189,7 +195,7 @@ def test_a_draft_has_no_value_of_a_row(tmp_path: Path) -> None:
         "admitted": "date",
     }
     age, sodium, ward, _, _ = made.columns
-    assert (age.minimum, age.maximum, age.mean) == (0, 100, None)
+    assert (age.minimum, age.maximum, age.mean) == (0, 1000, None)  # half as much again as 80, outward
     assert ward.categories == ("heart", "lung")
     assert (sodium.missing, age.missing, made.missing) == (True, False, "fill")
     assert made.targets[0].categories == ("ill", "well")

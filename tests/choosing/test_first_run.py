@@ -11,15 +11,17 @@ import pytest
 import torch
 
 import copfl
+from copfl.choosing import candidates as trying
+from copfl.choosing import first_run as module
+from copfl.choosing.candidates import Facts, Tried
+from copfl.choosing.first_run import is_open
+from copfl.choosing.folds import folds
 from copfl.core import tree
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import CLASSIFICATION, REGRESSION, Dataset, Samples
 from copfl.errors import CopflError
 from copfl.experiment import rivals
-from copfl.experiment.first_run import first_run as module
-from copfl.experiment.first_run.file import as_json
-from copfl.experiment.first_run.first_run import is_open
-from copfl.experiment.first_run.folds import folds
+from copfl.experiment.choice import as_json
 from copfl.experiment.own_models import kinds_of, written
 from copfl.measures.metrics import METRICS
 from copfl.rivals import estimators
@@ -28,8 +30,6 @@ from copfl.rivals.records import SiteRows
 from copfl.rivals.site import site_rivals
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
-
-QUICK: dict[str, Any] = {"levels": {"name": "levels"}}
 
 
 def sites(kind: str, count: int = 3, rows: int = 90) -> list[tuple[Any, Any]]:
@@ -47,7 +47,17 @@ def sites(kind: str, count: int = 3, rows: int = 90) -> list[tuple[Any, Any]]:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without slopes and trees, which have tests of their own and take seconds."""
-    monkeypatch.setattr(module, "METHODS", QUICK)
+    without(monkeypatch, trying.SLOPES, trying.TREES)
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Nothing of these names is tried."""
+
+    def some(facts: Facts) -> Tried:
+        found = trying.candidates_for(facts)
+        return found._replace(candidates=tuple(one for one in found.candidates if one.name not in names))
+
+    monkeypatch.setattr(module, "candidates_for", some)
 
 
 @pytest.mark.usefixtures("quick")
@@ -58,13 +68,10 @@ def test_where_sites_are_alike_they_train_together() -> None:
     assert result.experiment.run.algorithm.name == "levels"
 
 
-def test_slopes_of_many_features_are_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "METHODS", {**QUICK, module.SLOPES: {"name": "levels", "varying": "all"}})
-    monkeypatch.setattr(module, "MOST_SLOPES", 1)
-    choice = copfl.run(dataset=sites("class", rows=20)).choice
-    assert choice is not None
-    assert module.SLOPES not in choice.validated.means
-    assert choice.validated.left_out == {module.SLOPES: "there are 2 features, and more than 1 take long"}
+def test_slopes_of_many_features_are_left_out_with_the_reason() -> None:
+    found = trying.candidates_for(Facts("classification", "mlp", 60, trying.MOST_SLOPES + 1, ("constant",)))
+    assert trying.SLOPES not in [one.name for one in found.candidates]
+    assert found.left_out == {trying.SLOPES: "there are 301 features, and more than 300 take long"}
 
 
 @pytest.mark.usefixtures("quick")
@@ -153,7 +160,7 @@ def test_sites_with_as_many_rows_hold_out_different_ones_and_their_rivals_the_sa
     "layer",
     [
         {"algorithm": {"name": "fedavg"}},
-        {"optimizer": {"lr": 0.01}},
+        {"optimizer": {"name": "sgd"}},
         {"model": {"name": "mlp"}},
         {"addons": {"ema": 0.5}},
         {"run": {"participation": 0.5}},
@@ -163,6 +170,47 @@ def test_whoever_chooses_how_to_train_gets_it(layer: dict[str, dict[str, Any]]) 
     data = {"data": {"name": "heart"}}
     assert not is_open(complete(data, layer), [data, layer])
     assert is_open(complete(data), [data])
+
+
+def test_what_one_looks_at_says_nothing_about_how_to_train() -> None:
+    looks: dict[str, dict[str, Any]] = {
+        "data": {"name": "heart"},
+        "task": {"metrics": ["auc"]},
+        "run": {"rivals": False},
+    }
+    assert is_open(complete(looks), [looks])
+    assert not is_open(complete(looks), [looks, {"task": {"metrics": ["auc"], "label_smoothing": 0.1}}])
+
+
+@pytest.mark.usefixtures("quick")
+def test_named_rounds_bound_the_candidates_and_do_not_close_the_choice() -> None:
+    result = copfl.run(dataset=sites("class", count=10, rows=20), rounds=3)
+    assert result.choice is not None
+    assert result.choice.federation == "levels"
+    assert len(result.records) == 3
+
+
+def test_a_named_rate_is_for_the_candidates_that_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, trying.SLOPES, trying.TREES)
+    result = copfl.run(dataset=sites("class", count=3, rows=30), lr=0.002, rounds=2)
+    assert result.choice is not None
+    assert {"levels", "network"} <= set(result.choice.validated.means)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("more", [{"task": {"metrics": ["rmse", "mae"]}}, {"rivals": False}])
+def test_what_one_looks_at_has_no_say_in_what_is_trained(more: dict[str, Any]) -> None:
+    data = sites("step", rows=60)
+    usual, other = copfl.run(dataset=data), copfl.run(dataset=data, **more)
+    assert usual.choice is not None
+    assert other.choice is not None
+    assert as_json(usual.choice) == as_json(other.choice)
+    ours, theirs = (result.experiment.run for result in (usual, other))
+    assert (ours.algorithm, ours.run.rounds, ours.run.own_models) == (
+        theirs.algorithm,
+        theirs.run.rounds,
+        theirs.run.own_models,
+    )
 
 
 @pytest.mark.usefixtures("quick")

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import copfl
+from copfl.choosing import evaluate as losses
+from copfl.choosing.folds import folds
 from copfl.engine import seed_batching
-from copfl.experiment.first_run import losses
-from copfl.experiment.first_run.folds import folds
-from tests.experiment.first_run.test_first_run import sites
+from tests.choosing.test_first_run import sites
 
 ALIKE = sites("class", rows=30)
 # One large client: the others would be padded to it.
@@ -28,10 +28,10 @@ def test_folds_of_one_batch_lose_what_separate_ones_lose(data: list[Any], is_bat
     held_out = folds(e.federation.partition, samples, seed=0)
     every = range(held_out.number)
     with patch.object(losses, "run_batched", side_effect=seed_batching.run_batched) as batched:
-        together = losses.of_federation(run, held_out, samples, every)
+        together = losses.to_its_end(run, held_out, samples, every)
     assert batched.called == is_batched
     with patch.object(losses, "can_batch", return_value=False):
-        separate = losses.of_federation(run, held_out, samples, every)
-    for one, other in zip(together, separate, strict=True):
+        separate = losses.to_its_end(run, held_out, samples, every)
+    for one, other in zip(together.losses, separate.losses, strict=True):
         assert np.isfinite(one).all()
         assert np.allclose(one, other, rtol=1e-5)

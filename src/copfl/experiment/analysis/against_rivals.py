@@ -3,17 +3,23 @@
 The summary of a run and its report say it in the same words.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from copfl.charts import Chart, Dots, series_of
 from copfl.experiment.analysis.gains import EQUAL
+from copfl.experiment.finding import Finding
+from copfl.experiment.recording import Recording
 from copfl.measures.metrics import MetricInfo
+from copfl.rivals import file as rivals_file
 from copfl.rivals.records import CONSTANT, TITLES, Rivals
+from copfl.sections import Section
 from copfl.stats import Interval, Numbers, mean_of_known, over_clients, unknown_reason
 from copfl.tables import Table, capital, listed
 
+BESIDE = "Is it better than what a client has alone?"  # the title of the section
 BETTER, WORSE, ALIKE, NO_USE = "better", "worse", "alike", "constant better"
 NAMED = 5  # sites that a sentence names
 LISTED = 12  # sites that have a line each; more are counted
@@ -101,7 +107,7 @@ def of_sites(rivals: Rivals, personal: Numbers, names: Sequence[str], tested: Se
         ]
         return OfSites(
             f"Client by client, its model against {alone}: {', '.join(counts)}. By the 95 % interval over each "
-            "client's own test rows. Where models are equally good, about 1 in 20 is called better or worse by chance.",
+            "client's own test rows.",
             [],
         )
     constant, points = metric.gain(rivals.constant, personal), " points" * metric.fraction
@@ -232,3 +238,44 @@ def sites_table(rivals: Rivals, personal: Numbers, names: Sequence[str]) -> Tabl
         "training rows."
     )
     return Table(title, head, rows, [note(rivals), about])
+
+
+# -- the finding ---------------------------------------------------------------------------------------------
+
+
+def _charts(of_sites: Rivals, run: Recording) -> Iterator[Chart]:
+    """Each client's model beside its constant answer and the models that it trains alone."""
+    metric = run.primary
+    personal = run.final(metric.name)
+    order = [int(n) for n in np.argsort(of_sites.gain(personal)) if not np.isnan(of_sites.gain(personal)[n])]
+    if not order:
+        return
+    series = series_of({"personal model, after training": personal[order]}, metric.factor)
+    alone = {TITLES[name]: values.tested[metric.name][order] for name, values in of_sites.values.items()}
+    series += series_of(alone, metric.factor, first=1)
+    about = f"{note(of_sites)} Clients are ordered by their gain over {TITLES[of_sites.chosen]}."
+    names = [run.client_titles[n] for n in order]
+    yield Dots("rivals", "What each client has alone", about, names, metric.label, series, metric.unit)
+
+
+def _section(rivals: Rivals, run: Recording) -> Section | None:
+    if not run.has(run.primary.name):
+        return None
+    sites = sites_table(rivals, run.final(run.primary.name), run.client_titles)
+    return Section("rivals", "Rivals", BESIDE, [*_charts(rivals, run)], [means_table(rivals), sites])
+
+
+def _summary(rivals: Rivals, run: Recording) -> dict[str, Any]:
+    said = conclusion(rivals, run.of_honest, run.short_names)
+    judged = verdicts(rivals, run.final(run.primary.name))
+    return {"rivals": rivals_file.as_json(rivals) | {"verdicts": judged, "conclusion": said}}
+
+
+RIVALS = Finding(
+    file=rivals_file.FILE,
+    as_json=rivals_file.as_json,
+    parse=rivals_file.from_json,
+    tables=lambda rivals, run: [means_table(rivals)],
+    section=_section,
+    summary=_summary,
+)

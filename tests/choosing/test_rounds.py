@@ -1,4 +1,4 @@
-"""The number of rounds that a first training with held-out samples finds: by hand, and laws."""
+"""The rounds and the temperature that held-out rows find for a named method: by hand, and laws."""
 
 from __future__ import annotations
 
@@ -12,25 +12,29 @@ import pytest
 import torch
 
 import copfl
+from copfl.choosing import evaluate, first_run
+from copfl.choosing.evaluate import Evaluated, LossByRound, experiment_of, lowest_loss
+from copfl.choosing.first_run import Room, with_found_rounds
+from copfl.choosing.folds import MOST_BY_STEPS
 from copfl.core import tree
 from copfl.core.evaluation import predicted
 from copfl.engine.rounds import Round
 from copfl.errors import UsageError
-from copfl.experiment import rounds_search
 from copfl.experiment.models.client_models import InMemory
-from copfl.experiment.rounds_search import LossByRound, Lowest, lowest_loss, with_found_rounds
+from copfl.experiment.result import Experiment
 from copfl.measures.calibration import DEVIATION
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete
 from copfl.settings.identity import identity
+from copfl.settings.schema import Run
 
 FEW: dict[str, Any] = {"rounds": 6, "clients": 3, "find_rounds": "first"}
 
 
 def test_the_first_round_of_the_lowest_loss_counts() -> None:
-    assert lowest_loss(enumerate([3.0, 1.0, 2.0, 1.0], 1)).round == 2
-    assert lowest_loss([(5, 2.0), (10, 1.5), (12, 1.6)]).round == 10  # rounds that were evaluated
-    assert lowest_loss([(1, math.inf), (2, math.inf)]).round == 1
+    assert lowest_loss(enumerate([3.0, 1.0, 2.0, 1.0], 1)) == 2
+    assert lowest_loss([(5, 2.0), (10, 1.5), (12, 1.6)]) == 10  # rounds that were evaluated
+    assert lowest_loss([(1, math.inf), (2, math.inf)]) == 1
 
 
 def test_the_search_ends_after_its_patience() -> None:
@@ -41,11 +45,11 @@ def test_the_search_ends_after_its_patience() -> None:
             seen.append(number)
             yield number, loss
 
-    assert lowest_loss(losses(), patience=3).round == 2
+    assert lowest_loss(losses(), patience=3) == 2
     assert seen == [1, 2, 3, 4, 5]
     late = [*range(20, 0, -1), *[1.5] * 9, 0.5]  # lowest in round 20, and lower again ten rounds later
-    assert lowest_loss(enumerate(late, 1), patience=3).round == 30
-    assert lowest_loss(enumerate([*late[:-1], 1.5, 0.5], 1), patience=3).round == 20
+    assert lowest_loss(enumerate(late, 1), patience=3) == 30
+    assert lowest_loss(enumerate([*late[:-1], 1.5, 0.5], 1), patience=3) == 20
 
 
 def test_the_loss_is_a_mean_over_samples() -> None:
@@ -59,66 +63,78 @@ def test_the_loss_is_a_mean_over_samples() -> None:
     assert curve.after(after([0], [math.nan])) == math.inf  # it diverged
 
 
+def found(monkeypatch: pytest.MonkeyPatch, rounds: dict[str, int]) -> None:
+    """The folds find these rounds, by candidate."""
+
+    def evaluate(*_: Any) -> Any:
+        return {name: Evaluated([], number) for name, number in rounds.items()}, {}
+
+    monkeypatch.setattr(first_run, "verdict_of", lambda *_: {})
+    monkeypatch.setattr(first_run, "evaluate", evaluate)
+
+
 def test_the_run_trains_on_all_samples_for_the_found_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds_search, "searched", lambda *_: Lowest(4, 0.5))
-    found = copfl.run("fedavg", "wine", **FEW)
-    settings = found.experiment.settings
-    assert (settings.rounds, settings.find_rounds, len(found.records)) == (4, "done", 4)
+    found(monkeypatch, {"fedavg": 4})
+    result = copfl.run("fedavg", "wine", **FEW)
+    settings = result.experiment.settings
+    assert (settings.rounds, settings.find_rounds, len(result.records)) == (4, "done", 4)
     given = copfl.run("fedavg", "wine", rounds=4, clients=3)
-    assert found.records == given.records
-    np.testing.assert_array_equal(found.client_model(0), given.client_model(0))
+    assert result.records == given.records
+    np.testing.assert_array_equal(result.client_model(0), given.client_model(0))
 
 
 def test_training_alone_has_its_own_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds_search, "searched", lambda *_: Lowest(2, 0.5))
-    monkeypatch.setattr(rounds_search, "lowest_loss", lambda losses: Lowest(3, 0.5))
-    found = copfl.run("fedavg", "wine", **FEW, local_baseline=True, out=tmp_path / "run")
-    assert (found.experiment.settings.rounds, found.experiment.settings.rounds_alone) == (2, 3)
+    found(monkeypatch, {"fedavg": 2, "fedavg alone": 3})
+    result = copfl.run("fedavg", "wine", **FEW, local_baseline=True, out=tmp_path / "run")
+    assert (result.experiment.settings.rounds, result.experiment.settings.rounds_alone) == (2, 3)
     alone = copfl.run("local", "wine", rounds=3, clients=3)
-    assert found.analysis is not None
-    np.testing.assert_array_equal(found.analysis.alone, alone.final("accuracy"))
+    assert result.analysis is not None
+    np.testing.assert_array_equal(result.analysis.alone, alone.final("accuracy"))
     assert len((tmp_path / "run/baseline/rounds.jsonl").read_text().splitlines()) == 3
     again = copfl.resume(tmp_path / "run")  # finished: it searches nothing
-    assert again.records == found.records
+    assert again.records == result.records
 
 
-def test_no_test_sample_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = complete({"data": {"name": "wine"}, "algorithm": {"name": "fedavg"}, "run": FEW})
-    tested = []
-    for e in rounds_search.held_out(run):
+def wine(rounds: int, lr: float | None = None) -> Run:
+    layer: dict[str, Any] = {"data": {"name": "wine"}, "algorithm": {"name": "fedavg"}}
+    return complete(
+        {**layer, "run": {**FEW, "rounds": rounds}, "optimizer": {} if lr is None else {"lr": lr}}
+    )
+
+
+def of_folds(run: Run) -> list[Experiment]:
+    room = Room.of(run)
+    return [experiment_of(run, room.folds, room.samples, n) for n in range(room.folds.by_steps)]
+
+
+def test_no_test_sample_decides() -> None:
+    run, tested = wine(6), []
+    of_run = set(np.concatenate(Room.of(run).folds.whole.train))
+    for e in of_folds(run):
         partition = e.federation.partition
         assert partition.test_from == "train"
         tested.append(np.concatenate(partition.test))
+        assert set(tested[-1]) <= of_run
         for train, test in zip(partition.train, partition.test, strict=True):
             assert not set(train) & set(test)
-    assert len(tested) == rounds_search.MOST_CHOICES  # of few samples, several choices
-    assert not np.array_equal(tested[0], tested[1])
+    assert len(tested) == MOST_BY_STEPS  # of few samples, several folds
+    assert not set(tested[0]) & set(tested[1])
 
 
 def test_a_lower_loss_is_found() -> None:
-    run = complete({"data": {"name": "wine"}, "algorithm": {"name": "fedavg"}, "run": {**FEW, "rounds": 8}})
-    found = with_found_rounds(run).run.rounds
-    losses = dict(rounds_search.losses_of(list(rounds_search.held_out(run)), lambda line: None))
-    assert losses[found] == min(losses.values())
+    rounds = with_found_rounds(wine(8))[0].run.rounds
+    losses = dict(evaluate._curve(of_folds(wine(8)), [InMemory() for _ in range(3)]))
+    assert losses[rounds] == min(losses.values())
 
 
 def test_the_temperature_has_the_lowest_log_loss_on_held_out_samples() -> None:
-    few, short = (
-        {**FEW, "rounds": 8},
-        {"optimizer": {"lr": 1e-3}},
-    )  # so that its probabilities are not sure enough
-    run = complete({"data": {"name": "wine"}, "algorithm": {"name": "fedavg"}, "run": few, **short})
-    found = with_found_rounds(run).run
-    assert found.temperature < 0.95
-    experiments = list(
-        rounds_search.held_out(
-            dataclasses.replace(run, run=dataclasses.replace(run.run, rounds=found.rounds))
-        )
-    )
+    run = wine(8, lr=1e-3)  # so that its probabilities are not sure enough
+    of_run = with_found_rounds(run)[0].run
+    assert of_run.temperature < 0.95
     answers, classes = [], []
-    for e in experiments:
+    for e in of_folds(wine(of_run.rounds, lr=1e-3)):
         models = InMemory()
-        dict(rounds_search.losses_of([e], lambda line: None, [models]))  # to the found round
+        dict(evaluate._curve([e], [models]))  # to the found round
         for n, (model, _) in models.models.items():
             test = tree.row(e.training.federation.test.rows([n]), 0)
             with torch.no_grad():
@@ -132,7 +148,7 @@ def test_the_temperature_has_the_lowest_log_loss_on_held_out_samples() -> None:
         right = np.take_along_axis(powers / powers.sum(1, keepdims=True), y[:, None], 1)
         return -float(np.log(right).sum()) + (math.log(temperature) / DEVIATION) ** 2 / 2
 
-    assert log_loss(found.temperature) < min(log_loss(found.temperature * f) for f in (0.9, 1.1))
+    assert log_loss(of_run.temperature) < min(log_loss(of_run.temperature * f) for f in (0.9, 1.1))
 
 
 def test_clients_without_validation_samples_have_the_temperature_that_was_found(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from copfl.core.algorithm import trained_alone
 from copfl.core.selection import BestRounds, has_ended
+from copfl.data.sets.datasets import DATASETS
 from copfl.engine import ranks, simulate
 from copfl.engine.halves import ClientHalves
 from copfl.engine.mapping import renewed
@@ -23,6 +24,7 @@ from copfl.experiment import folder as run_folder
 from copfl.experiment import probabilities, records, survival, tree_views
 from copfl.experiment.analysis import evidence, gains, hints
 from copfl.experiment.analysis.gains import Analysis
+from copfl.experiment.bundle import known_rows
 from copfl.experiment.first_run import file as choice_file
 from copfl.experiment.first_run.candidates import FirstRunChoice
 from copfl.experiment.folder import RunFolder
@@ -186,6 +188,8 @@ def execute(
             tree_views.write(views, folder.path)
         if isinstance(models, InFolder):
             result.write_bundles(models)
+            if folder is not None and e.run.data.name not in DATASETS:
+                known_rows.write(folder.path, e.federation, result.client_names)
     return result
 
 

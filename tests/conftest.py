@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -21,6 +22,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of those processes wo
 import pytest
 from hypothesis import settings
 
+import copfl
 from tests.slow import SLOW
 
 sys.dont_write_bytecode = False  # or the workers of pytest would hand that variable on
@@ -161,3 +163,21 @@ def no_power_cut() -> Iterator[None]:
 
     with mock.patch.object(os, "fsync", fsync):
         yield
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Finished runs of the same four clients, by algorithm, which tests look at and do not change."""
+    home = tmp_path_factory.mktemp("runs")
+    for name in ("copfl", "local", "fedavg"):
+        copfl.run(
+            name,
+            clients=4,
+            rounds=5,
+            checkpoint_every=2,
+            model="mlp",
+            model_options={"width": 8},
+            algorithm_options={"budget": 0.5} if name == "copfl" else {},  # masks that grow
+            out=home / name,
+        )
+    return {name: home / name for name in ("copfl", "local", "fedavg")}

@@ -51,7 +51,7 @@ def _chosen(path: Path, client: str | None, of_server: bool, before_training: bo
         path, of_server = write_global(path), False
     if not before_training:
         located(path, OF_SERVER if of_server else client)  # a wrong path is said before torch is loaded
-    from copfl.experiment.bundle.bundle import load
+    from copfl.experiment.loading import load
 
     bundle = load(path, OF_SERVER if of_server else client, before_training=before_training)
     if of_node(path) is not None:

@@ -62,7 +62,8 @@ def report(
         check_folder(run)
     from copfl import charts
     from copfl.experiment.bundle.places import of_node
-    from copfl.report import comparison_page, document, page, run_data
+    from copfl.experiment.reading import read_all
+    from copfl.report import comparison_page, document, page
 
     if len(runs) == 1 and of_node(runs[0]) is not None:
         return report_of_node(runs[0], out, data, baseline, rivals, quiet)
@@ -73,8 +74,7 @@ def report(
         raise UsageError(
             f"{compared[0]} is a comparison, which has a page of its own; name it alone, or name run folders"
         )
-    read = run_data.read_all
-    made = comparison_page.document_of(compared[0]) if compared else page.document_of(read(runs))
+    made = comparison_page.document_of(compared[0]) if compared else page.document_of(read_all(runs))
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     contents = {target: document.render(made).encode()}
     if figures is not None:

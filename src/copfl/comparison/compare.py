@@ -6,6 +6,7 @@ OUT/runs/LABEL-seedS-HASH/   a run folder per entry and seed; any comparison use
     curves, clients, map     .png and .svg
 """
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -20,7 +21,6 @@ from copfl.comparison.jobs.job import Job, accuracies
 from copfl.comparison.jobs.processes import pool_for
 from copfl.comparison.jobs.runner import all_done
 from copfl.comparison.jobs.starts import Starts
-from copfl.comparison.jobs.submission import Log
 from copfl.comparison.results.remarks import (
     few_seeds,
     title_of,
@@ -58,9 +58,9 @@ from copfl.comparison.rows.spaces import EXAMPLE, Space, cells, check_by_setting
 from copfl.comparison.rows.suitability import reasons
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.errors import UsageError, at_least, in_words, unknown
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
-from copfl.experiment.result import Experiment
 from copfl.settings import arguments, named_code
 from copfl.settings.checking import parameters_of, unknown_key
 from copfl.settings.complete import complete
@@ -68,10 +68,14 @@ from copfl.settings.components import OPTIMIZERS, factory_of
 from copfl.settings.schema import KINDS
 from copfl.stats import Difference, for_all
 from copfl.tables import capital
+from copfl.telling import OF_ONE_RUN, Log, heard_by_log, to_somebody
+
+logger = logging.getLogger(__name__)
 
 
 @arguments.shared
 @left_as_found()
+@heard_by_log(but_of=OF_ONE_RUN)
 def compare(
     entries: Rows,
     dataset: arguments.Data = arguments.DIGITS,
@@ -87,7 +91,7 @@ def compare(
     jobs: int = 1,
     executor: Executor | None = None,
     code: named_code.Modules = (),
-    log: Log | None = None,
+    log: Log | None = to_somebody,
     forecast: Forecast | None = None,
     **settings: Unpack[arguments.WithAddons],
 ) -> Comparison:
@@ -115,14 +119,13 @@ def compare(
         executor: Any of `concurrent.futures`: it trains the runs, in a folder that its workers share.
         code: Modules of yours that the tables, or runs in `out`, may name. What `entries`, `algorithm` and
             `dataset` name needs no mention.
-        log: Gets a line about each step.
+        log: Gets a line about each step; by default it is on stderr in a terminal or a notebook.
         forecast: Is kept up to date, for a caller that shows the time that is left.
     """
     named = rows_of(entries)
     named_code.name(code, modules_of(named))
     rows = entries_of(named)
     base = with_one_optimizer(common_of(dataset, settings))
-    log = log or (lambda line: None)
     seeds, space = check_seeds(seeds), space_of(tune or {}, "tune")
     tune_seeds = check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "tune_seeds")
     _check_rows(rows, base, space, last, jobs)
@@ -142,7 +145,7 @@ def compare(
     settled, remarks = _suitable(settled, experiment)
     remarks += [f"{capital(hint)}." for hint in experiment.hints]
     for note in remarks:
-        log(note)
+        logger.info(note)
     labels = [row.label for row in settled]
     chosen = labels[0] if reference is None else reference
     if chosen not in labels:
@@ -151,7 +154,7 @@ def compare(
     forecast = Forecast() if forecast is None else forecast
     forecast.later += tuning.rounds_of(plan, settled, spaces, tries)
     with pool_for(experiment, jobs) as pool:
-        run = partial(all_done, pool=pool, log=log, executor=executor, forecast=forecast)
+        run = partial(all_done, pool=pool, executor=executor, forecast=forecast)
         metric, tune_all = experiment.task.metrics[0], partial(run, what="tuning runs")
         tuned = tuning.tuned(plan, settled, spaces, tries, metric, tune_all)
         final = [
@@ -162,7 +165,7 @@ def compare(
             for row, best in zip(settled, tuned, strict=True)
         ]
         records = _records(final, run)
-    rivals = seed_rivals([*settled[0].layers, suitability.CHECK if executor else {}], seeds, log)
+    rivals = seed_rivals([*settled[0].layers, suitability.CHECK if executor else {}], seeds)
     against = records[labels.index(chosen)]
     differences = _differences(
         {label: runs for label, runs in zip(labels, records, strict=True) if label != chosen}, against
@@ -182,6 +185,7 @@ def compare(
 
 @arguments.shared
 @left_as_found()
+@heard_by_log(but_of=OF_ONE_RUN)
 def sweep(
     over: Mapping[str, Sequence[Any]],
     dataset: arguments.Data = arguments.DIGITS,
@@ -193,7 +197,7 @@ def sweep(
     jobs: int = 1,
     executor: Executor | None = None,
     code: named_code.Modules = (),
-    log: Log | None = None,
+    log: Log | None = to_somebody,
     forecast: Forecast | None = None,
     **settings: Unpack[arguments.WithAddons],
 ) -> Comparison:
@@ -212,7 +216,7 @@ def sweep(
         executor: Any of `concurrent.futures`: it trains the runs, in a folder that its workers share.
         code: Modules of yours that the tables, or runs in `out`, may name. What `entries`, `algorithm` and
             `dataset` name needs no mention.
-        log: Gets a line about each step.
+        log: Gets a line about each step; by default it is on stderr in a terminal or a notebook.
         forecast: Is kept up to date, for a caller that shows the time that is left.
     """
     check_by_setting(over, "over")
@@ -245,9 +249,7 @@ def sweep(
         final.append([job_of(Path(out) / "runs", label, layers, seed, last=last) for seed in seeds])
     experiment = prepare(final[0][0].run.replaced(suitability.CHECK if executor else {}))
     with pool_for(experiment, jobs) as pool:
-        run = partial(
-            all_done, pool=pool, log=log or (lambda line: None), executor=executor, forecast=forecast
-        )
+        run = partial(all_done, pool=pool, executor=executor, forecast=forecast)
         records = _records(final, run)
     table = [ComparisonRow(entry, runs) for entry, runs in zip(rows, records, strict=True)]
     title = f"{one.label} on {title_of(final[0][0], seeds, grid)}"

@@ -19,8 +19,9 @@ from copfl.federation.operations.page import FederationPage, document_of
 from copfl.federation.operations.status import as_text, status
 from copfl.federation.operations.watched import read
 from copfl.federation.protocol.keys import fingerprint, read_public
-from copfl.report.document import Document, Section
+from copfl.report.document import Document
 from copfl.report.serving import PageServer
+from copfl.sections import Section
 from tests.commands import called
 from tests.federation.folders import RUN, ServerState
 from tests.report.hostile import NAME, assert_harmless

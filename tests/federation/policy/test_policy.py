@@ -497,6 +497,7 @@ def test_every_algorithm_with_its_defaults_is_allowed(name: str) -> None:
         ({"robust": ()}, {"robust.name": "clip"}, "robust"),
         ({"adapters": ()}, {"adapter.name": "lora"}, "adapters"),
         ({"bounds": RequestBounds(rounds=5)}, {"run.rounds": 6}, "bounds.rounds"),
+        ({"bounds": RequestBounds(intervals=2)}, {"task.cuts": [1.0, 2.0, 3.0]}, "bounds.intervals"),
     ],
 )
 def test_the_owner_chooses_among_the_names(lines: dict[str, Any], config: dict[str, Any], line: str) -> None:

@@ -11,6 +11,7 @@ from copfl.cli.federate import contract as drafting
 from copfl.cli.federate import members, server, trial, watch
 from copfl.cli.federate.options import NewAppFolder, Secure
 from copfl.cli.options import Tables, option
+from copfl.errors import with_code
 from copfl.settings import toml
 from copfl.settings.federation import OWN
 from copfl.settings.schema import KINDS
@@ -89,12 +90,12 @@ def init(
         print(f"Run the server: copfl federate server {folder}")
         print(f"When all sites are there, train: copfl federate run {folder}")
         return
-    sites = "" if agreed is None else " --site FILE --site FILE ..."
+    more = ("" if agreed is None else " --site FILE --site FILE ...") + with_code()
     if authority.exists():  # no trial
         print(f"Invite the sites: copfl federate invite {folder} NAME NAME ...")
-        print(f"To try it on this machine first: copfl federate up {folder}{sites}")
+        print(f"To try it on this machine first: copfl federate up {folder}{more}")
         return
-    print(f"{folder} is ready. Run it on this machine: copfl federate up {folder}{sites}")
+    print(f"{folder} is ready. Run it on this machine: copfl federate up {folder}{more}")
     print(f"For several machines see {folder / 'README.md'}")
 
 

@@ -7,6 +7,7 @@ Members are people who were compared: a coordinator's members are remembered, an
 needs the owner.
 """
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,9 @@ def _keep_pending(folder: Path, signed: SignedProposal) -> None:
     path = folder / PENDING.format(signed.proposal.digest)
     if not path.exists():
         write_bytes(path, signed.document, private=True)
+        logging.getLogger("flwr").warning(
+            "copfl: a proposal waits for you: copfl site approve %s", folder.parent
+        )
     waiting = sorted(folder.glob(PENDING.format("*")), key=lambda other: other.stat().st_mtime)
     for oldest in waiting[:-MOST_PENDING]:
         oldest.unlink(missing_ok=True)

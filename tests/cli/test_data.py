@@ -100,7 +100,20 @@ def test_a_column_of_times_is_kept_where_its_owner_says_so(here: Path, capsys: C
 def test_a_model_is_not_praised_for_rows_that_it_was_trained_on(here: Path, capsys: Capture) -> None:
     """Rows of the file that trained are recognised, those that were tested are not, and the folder says which."""
     write_csv(here / "t.csv", [{**row, "age": str(20 + n / 7)} for n, row in enumerate(ROWS)])
-    run = ("-a", "fedavg", "--model", "mlp", "-s", "model.width=4", "-r", 1, "-s", "run.rivals=false", "-o", "a")
+    run = (
+        "-a",
+        "fedavg",
+        "--model",
+        "mlp",
+        "-s",
+        "model.width=4",
+        "-r",
+        1,
+        "-s",
+        "run.rivals=false",
+        "-o",
+        "a",
+    )
     assert called(capsys, "run", "-d", "t.csv", "--target", "ill", "--client", "site", *run).code == 0
     uses = [line.split(",") for line in (here / "a" / "rows.csv").read_text().splitlines()]
     assert uses[0] == ["row", "client", "use"]

@@ -50,6 +50,7 @@ def test_a_named_method_is_the_only_candidate_of_its_side() -> None:
     assert together == ["fedper"]
 
 
+@pytest.mark.usefixtures("rivals_of_images")
 def test_a_first_run_on_images_compares_the_network_with_what_sites_have_alone() -> None:
     result = copfl.run(dataset=images(), rounds=4)
     assert result.choice is not None

@@ -351,7 +351,7 @@ def _columns(width: int, client: int, left_out: Sequence[str]) -> tuple[list[str
     for name in OPTIONAL:
         if sum(sizes[name] for name in names) <= width:
             break
-        names.remove(name)
+        names = [other for other in names if other != name]
     return names, max(5, width - sum(sizes[name] for name in names if name != "classes") - 2)
 
 

@@ -100,7 +100,7 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
     experiment = result.experiment
     width = shutil.get_terminal_size((100, 24)).columns if out.isatty() else 100
     if result.verdict is not None:
-        for line in verdict_sentences(result.verdict):
+        for line in verdict_sentences(result.verdict, result.check):
             print(textwrap.fill(line, width), file=out)
         print(file=out)
     models = "global: the global model; personal: the client's model after local training."

@@ -11,7 +11,7 @@ import pytest
 import copfl
 from copfl.choosing import candidates as trying
 from copfl.choosing.candidates import Candidate, Facts, candidates_for, only
-from copfl.choosing.first_run import evaluate
+from copfl.choosing.evaluate import evaluate
 from copfl.data.samples import CLASSIFICATION, KINDS, MULTILABEL, SURVIVAL
 
 RIVALS = ("constant", "linear", "forest")
@@ -50,6 +50,7 @@ def test_a_named_method_is_the_only_candidate_of_its_side() -> None:
     assert together == ["fedper"]
 
 
+@pytest.mark.usefixtures("rivals_of_images")
 def test_a_first_run_on_images_compares_the_network_with_what_sites_have_alone() -> None:
     result = copfl.run(dataset=images(), rounds=4)
     assert result.choice is not None
@@ -68,7 +69,7 @@ def test_a_first_run_on_images_compares_the_network_with_what_sites_have_alone()
 def test_what_is_for_sites_that_contradict_each_other_waits_for_training_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from copfl.choosing import first_run as module
+    from copfl.choosing import evaluate as module
     from copfl.choosing.evaluate import Evaluated
 
     losses = {"network": 0.1, "network alone": 0.9}

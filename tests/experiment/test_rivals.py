@@ -182,6 +182,7 @@ def test_how_long_they_take_is_said_before_the_rounds(tmp_path: Path) -> None:
     assert not any("rivals" in line for line in told)
 
 
+@pytest.mark.usefixtures("rivals_of_images")
 def test_images_from_scratch_have_models_of_their_values() -> None:
     result = copfl.run("fedavg", "digits", **QUICK | {"rounds": 1}, clients=2)
     assert result.rivals is not None

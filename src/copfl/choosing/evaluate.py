@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import NamedTuple
@@ -19,7 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from copfl.choosing.folds import Folds
+from copfl.choosing.candidates import Candidate, Tried
+from copfl.choosing.choice import is_worse
+from copfl.choosing.folds import Folds, folds
 from copfl.core import tree
 from copfl.core.evaluation import predicted
 from copfl.core.task import Data, Personal, Task
@@ -29,11 +31,13 @@ from copfl.engine.autotune import MAX_CLIENTS
 from copfl.engine.rounds import Round
 from copfl.engine.seed_batching import can_batch, run_batched
 from copfl.engine.simulate import Executor
+from copfl.errors import UsageError
+from copfl.experiment import preparation
 from copfl.experiment.experiment import Experiment
 from copfl.experiment.models.client_models import ClientModel, InMemory
 from copfl.experiment.preparation import prepare
 from copfl.experiment.rivals import TrainedRivals
-from copfl.experiment.training import rounds_left, simulation_of
+from copfl.experiment.training import baseline_of, rounds_left, simulation_of
 from copfl.measures.calibration import fitted_temperature, tempered
 from copfl.measures.losses import event_losses, row_losses
 from copfl.measures.metrics import Metric, surprises
@@ -44,6 +48,9 @@ from copfl.stats import Numbers
 
 logger = logging.getLogger(__name__)
 MOST_PADDING = 4  # rows of the batch of all folds, padded to the largest client, for each row that there is
+# Rounds of Newton's method, after which the loss of held-out rows changes by less than a thousandth; of other methods
+# that end by themselves, more than QUICK take long.
+QUICK, ENOUGH = 20, 8
 PATIENCE = 10  # rounds without a lower loss, at least, after which a search ends
 # A network that is trained for longer becomes better at telling classes apart and too sure at once, and a temperature
 # repairs the second. So a round has the loss of the best of these; else training alone on few rows, which is soon too
@@ -250,6 +257,111 @@ def _answers(
 def _predicted(task: Task, model: Personal, data: Data) -> tuple[Array, Array]:
     with torch.no_grad():
         return predicted(task, tree.each(lambda t: t.to(task.device), model), data)
+
+
+# -- the table --------------------------------------------------------------------------------------------
+
+
+class Room(NamedTuple):
+    """The rows of a federation, and which of them are held out."""
+
+    samples: Dataset
+    folds: Folds
+
+    @classmethod
+    def of(cls, run: Run) -> Room:
+        """Of the data and the partition of a run."""
+        samples = preparation.dataset(run)
+        whole = preparation.partition(run, samples)
+        return cls(samples, folds(whole, samples, run.run.seed))
+
+    @property
+    def rows(self) -> int:
+        """For training, of all sites."""
+        return sum(map(len, self.folds.of))
+
+
+def evaluate(
+    tried: Tried,
+    run_of: Callable[[Candidate], Run],
+    room: Room,
+    rivals: Callable[[], Mapping[str, Evaluated]],
+    to_the_end: bool = False,
+) -> tuple[dict[str, Evaluated], dict[str, str]]:
+    """The table of losses, in the order of the candidates, and why others are not in it.
+
+    What takes long begins with few folds. It goes on with the others until it is worse than the best one by more than
+    a standard error over the rows.
+
+    Args:
+        tried: The candidates.
+        run_of: The settings of a method.
+        room: The rows, and which are held out.
+        rivals: Waits for what sites have alone by scikit-learn, by kind.
+        to_the_end: Whether what trains by steps is trained for all rounds of its settings, which somebody named.
+    """
+    evaluated: dict[str, Evaluated] = {}
+    left_out: dict[str, str] = {}
+    experiments: dict[str, list[Experiment]] = {}
+    every, some = range(room.folds.number), range(room.folds.by_steps)
+    long: list[str] = []
+    for one in tried.candidates:
+        if one.rival or one.alone_of in left_out:
+            continue
+        logger.debug(f"trying {one.name} ...")
+        if one.if_near and is_worse(one.if_near, {name: found.losses for name, found in evaluated.items()}):
+            left_out[one.name] = (
+                "it is for sites that contradict each other, and training alone is worse here"
+            )
+            continue
+        try:
+            if one.alone_of:
+                base = [(e, baseline_of(e)) for e in experiments[one.alone_of]]
+                alone = [own for e, own in base if own is not None and own is not e]
+                if alone:
+                    evaluated[one.name] = by_steps(alone, room.folds, some, to_the_end)
+            elif one.by_steps:
+                experiments[one.name] = _experiments(run_of(one), room, some)
+                evaluated[one.name] = by_steps(experiments[one.name], room.folds, some, to_the_end)
+            else:
+                run = _with_enough_rounds(run_of(one))
+                is_long = run.run.rounds > QUICK and len(every) > 1
+                long += [one.name] * is_long
+                evaluated[one.name] = to_its_end(
+                    run, room.folds, room.samples, every[:1] if is_long else every
+                )
+        except UsageError as error:  # such as more columns than its equations may have
+            left_out[one.name] = str(error)
+    of_kinds = rivals()
+    evaluated |= {one.name: of_kinds[one.rival] for one in tried.candidates if one.rival in of_kinds}
+    for one in tried.candidates:
+        for fold in every[1:] if one.name in long and one.name in evaluated else ():
+            if is_worse(one.name, {name: found.losses for name, found in evaluated.items()}):
+                left_out[one.name] = (
+                    f"it is worse than the best by more than a standard error, after {fold} of {len(every)} folds"
+                )
+                del evaluated[one.name]
+                break
+            evaluated[one.name] = evaluated[one.name].joined(
+                to_its_end(run_of(one), room.folds, room.samples, [fold])
+            )
+    return {one.name: evaluated[one.name] for one in tried.candidates if one.name in evaluated}, left_out
+
+
+def _experiments(run: Run, room: Room, numbers: Sequence[int]) -> list[Experiment]:
+    """The run on each of these folds, all with the engine that was found to be the fastest."""
+    experiments: list[Experiment] = []
+    for number in numbers:
+        experiments.append(experiment_of(run, room.folds, room.samples, number))
+        engine = experiments[0].settings.engine
+        run = dataclasses.replace(run, run=dataclasses.replace(run.run, engine=engine))
+    return experiments
+
+
+def _with_enough_rounds(run: Run) -> Run:
+    if run.run.rounds > QUICK:
+        return run
+    return dataclasses.replace(run, run=dataclasses.replace(run.run, rounds=min(run.run.rounds, ENOUGH)))
 
 
 # -- the round with the lowest loss --------------------------------------------------------------------------

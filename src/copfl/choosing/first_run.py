@@ -10,17 +10,15 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from copfl.choosing.candidates import ALONE, APFL, MEASURES, Candidate, Facts, Tried, candidates_for, only
-from copfl.choosing.choice import choose, is_worse
-from copfl.choosing.evaluate import Evaluated, by_steps, experiment_of, of_rivals, to_its_end
-from copfl.choosing.folds import Folds, folds
+from copfl.choosing.choice import choose
+from copfl.choosing.evaluate import Evaluated, Room, evaluate, of_rivals
+from copfl.choosing.folds import Folds
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import MULTILABEL, REGRESSION, SURVIVAL, Dataset
 from copfl.engine.machine import processors
 from copfl.errors import UsageError, option
-from copfl.experiment import preparation
 from copfl.experiment.choice import CHOICE, Choice
 from copfl.experiment.experiment import Experiment
 from copfl.experiment.own_models import models_by_client, size_of, written
@@ -36,8 +34,6 @@ from copfl.verdict.drawn import lowest
 from copfl.verdict.verdict import corrected_gain
 
 logger = logging.getLogger(__name__)
-# Rounds of Newton's method, after which the loss of held-out rows changes by less than a thousandth.
-QUICK, ENOUGH = 20, 8
 WORTH_A_PROCESS = 2.0  # seconds of training rivals: a process takes one to start
 OPEN_MODELS = ("mlp", "embedding", "linear", "cnn", "cnn1d", "resnet18", "causal_cnn")
 # Where a layer has one of these tables, somebody chose how to train.
@@ -129,25 +125,6 @@ def with_found_rounds(run: Run) -> tuple[Run, Given]:
     also = f", and {found.run.rounds_alone} of training alone," if name + ALONE in evaluated else ""
     logger.info(f"{found.run.rounds} rounds{also} had the lowest loss")
     return found, verdict_of(evaluated, tried, room, [])
-
-
-class Room(NamedTuple):
-    """The rows of a federation, and which of them are held out."""
-
-    samples: Dataset
-    folds: Folds
-
-    @classmethod
-    def of(cls, run: Run) -> Room:
-        """Of the data and the partition of a run."""
-        samples = preparation.dataset(run)
-        whole = preparation.partition(run, samples)
-        return cls(samples, folds(whole, samples, run.run.seed))
-
-    @property
-    def rows(self) -> int:
-        """For training, of all sites."""
-        return sum(map(len, self.folds.of))
 
 
 def _chosen(run: Run, layers: Sequence[Layer], rounds: int = 0) -> tuple[Run, Given]:
@@ -262,83 +239,6 @@ def _features(samples: Dataset, whole: Partition) -> int:
     return int(samples.train.x.shape[1])
 
 
-def evaluate(
-    tried: Tried,
-    run_of: Callable[[Candidate], Run],
-    room: Room,
-    rivals: Callable[[], Mapping[str, Evaluated]],
-    to_the_end: bool = False,
-) -> tuple[dict[str, Evaluated], dict[str, str]]:
-    """The table of losses, in the order of the candidates, and why others are not in it.
-
-    What takes long begins with few folds. It goes on with the others until it is worse than the best one by more than
-    a standard error over the rows.
-
-    Args:
-        tried: The candidates.
-        run_of: The settings of a method.
-        room: The rows, and which are held out.
-        rivals: Waits for what sites have alone by scikit-learn, by kind.
-        to_the_end: Whether what trains by steps is trained for all rounds of its settings, which somebody named.
-    """
-    evaluated: dict[str, Evaluated] = {}
-    left_out: dict[str, str] = {}
-    experiments: dict[str, list[Experiment]] = {}
-    every, some = range(room.folds.number), range(room.folds.by_steps)
-    long: list[str] = []
-    for one in tried.candidates:
-        if one.rival or one.alone_of in left_out:
-            continue
-        logger.debug(f"trying {one.name} ...")
-        if one.if_near and is_worse(one.if_near, {name: found.losses for name, found in evaluated.items()}):
-            left_out[one.name] = (
-                "it is for sites that contradict each other, and training alone is worse here"
-            )
-            continue
-        try:
-            if one.alone_of:
-                base = [(e, baseline_of(e)) for e in experiments[one.alone_of]]
-                alone = [own for e, own in base if own is not None and own is not e]
-                if alone:
-                    evaluated[one.name] = by_steps(alone, room.folds, some, to_the_end)
-            elif one.by_steps:
-                experiments[one.name] = _experiments(run_of(one), room, some)
-                evaluated[one.name] = by_steps(experiments[one.name], room.folds, some, to_the_end)
-            else:
-                run = _with_enough_rounds(run_of(one))
-                is_long = run.run.rounds > QUICK and len(every) > 1
-                long += [one.name] * is_long
-                evaluated[one.name] = to_its_end(
-                    run, room.folds, room.samples, every[:1] if is_long else every
-                )
-        except UsageError as error:  # such as more columns than its equations may have
-            left_out[one.name] = str(error)
-    of_kinds = rivals()
-    evaluated |= {one.name: of_kinds[one.rival] for one in tried.candidates if one.rival in of_kinds}
-    for one in tried.candidates:
-        for fold in every[1:] if one.name in long and one.name in evaluated else ():
-            if is_worse(one.name, {name: found.losses for name, found in evaluated.items()}):
-                left_out[one.name] = (
-                    f"it is worse than the best by more than a standard error, after {fold} of {len(every)} folds"
-                )
-                del evaluated[one.name]
-                break
-            evaluated[one.name] = evaluated[one.name].joined(
-                to_its_end(run_of(one), room.folds, room.samples, [fold])
-            )
-    return {one.name: evaluated[one.name] for one in tried.candidates if one.name in evaluated}, left_out
-
-
-def _experiments(run: Run, room: Room, numbers: Sequence[int]) -> list[Experiment]:
-    """The run on each of these folds, all with the engine that was found to be the fastest."""
-    experiments: list[Experiment] = []
-    for number in numbers:
-        experiments.append(experiment_of(run, room.folds, room.samples, number))
-        engine = experiments[0].settings.engine
-        run = dataclasses.replace(run, run=dataclasses.replace(run.run, engine=engine))
-    return experiments
-
-
 @contextlib.contextmanager
 def _rivals(
     run: Run, alike: Experiment | None, plan: RivalPlan | None
@@ -355,12 +255,6 @@ def _processes(run: Run, plan: RivalPlan) -> int:
     """How many train the rivals beside this process; none where starting one takes longer than what it saves."""
     allowed = run.run.workers or processors()
     return min(allowed - 1, int(plan.effort.seconds / WORTH_A_PROCESS))
-
-
-def _with_enough_rounds(run: Run) -> Run:
-    if run.run.rounds > QUICK:
-        return run
-    return dataclasses.replace(run, run=dataclasses.replace(run.run, rounds=min(run.run.rounds, ENOUGH)))
 
 
 def _seconds(plan: RivalPlan | None, held_out: Folds, features: int, tried: Tried) -> float:

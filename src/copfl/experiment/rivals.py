@@ -216,16 +216,16 @@ def rivals_of(
         own: The kind of model of the clients that predict with their rival.
     """
 
-    def answers_of(site: int) -> Array | None:
+    def of_site(site: int) -> Array | None:
         model, task = model_of(site), e.training.task
         test = tree.row(e.training.federation.test.rows([site]), 0)
-        return None if model is None else _answers(task, model, test)
+        return None if model is None else answers_of(task, model, test)
 
     if (plan := plan_of(e)) is None:
         return None
     if plan.effort.seconds >= SAID:
         logger.info(plan.text)
-    return _judged(trained_rivals(e, plan), e.clients, answers_of, own)
+    return _judged(trained_rivals(e, plan), e.clients, of_site, own)
 
 
 def rivals_of_site(
@@ -258,7 +258,7 @@ def rivals_of_site(
     metrics = judged_by(task.criterion.kind, task.metrics)
     own = site_rivals(rows, task.criterion.kind, task.classes, metrics[0], effort, seed)
     trained = TrainedRivals({0: own}, {0: rows.y_test}, metrics, inputs, effort)
-    return _judged(trained, 1, lambda site: _answers(task, model, test))
+    return _judged(trained, 1, lambda site: answers_of(task, model, test))
 
 
 def _judged(
@@ -457,7 +457,7 @@ def _values(trained: TrainedRivals, clients: int) -> dict[str, RivalValues]:
     }
 
 
-def _answers(task: Task, model: Personal, test: Data) -> Array:
+def answers_of(task: Task, model: Personal, test: Data) -> Array:
     """The predictions of a model for test samples."""
     with torch.no_grad():
         return predicted(task, model, test)[0]

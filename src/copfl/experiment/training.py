@@ -46,6 +46,7 @@ from copfl.experiment.own_models import kinds_of
 from copfl.experiment.result import Result
 from copfl.experiment.rivals import rivals_of
 from copfl.experiment.run_record import FINDINGS
+from copfl.experiment.verdict import CHECK, check_of
 from copfl.settings import schema
 from copfl.settings.checking import options_of
 from copfl.settings.components import WRAPPERS
@@ -92,6 +93,8 @@ def train(
     if experiment.settings.rivals:
         own = kinds_of(experiment.settings.own_models, experiment.clients)
         RIVALS.keep(result, rivals_of(experiment, result.kept_model, own))
+        if result.verdict is not None:
+            CHECK.keep(result, check_of(experiment, result.verdict, result.kept_model, own))
     return result
 
 

@@ -5,26 +5,65 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 from copfl.charts import Chart, Dots, Line
+from copfl.core import tree
+from copfl.data.samples import CLASSIFICATION
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.finding import Finding
 from copfl.experiment.recording import Recording
+from copfl.experiment.rivals import ModelOf, answers_of, plan_of, trained_rivals
+from copfl.measures.calibration import tempered
+from copfl.measures.losses import row_losses
+from copfl.rivals.records import Array
 from copfl.sections import Section
 from copfl.tables import Table
-from copfl.verdict.headline import GainChart, chart, headline, statements
-from copfl.verdict.verdict import Verdict, as_json, from_json
+from copfl.verdict.headline import Check, GainChart, chart, checked, headline, statements
+from copfl.verdict.verdict import Estimate, Verdict, as_json, from_json
 
 SITES = "sites"
 
 
-def sentences(verdict: Verdict) -> list[str]:
+def check_of(e: Experiment, verdict: Verdict, model_of: ModelOf, own: Mapping[int, str]) -> Check | None:
+    """What the test rows say, which nobody looked at; None where no site has a rival to compare with.
+
+    Args:
+        e: The run.
+        verdict: Of its training rows.
+        model_of: Each client's model; None of one that has none.
+        own: The kind of model of the clients that predict with their rival.
+    """
+    if (plan := plan_of(e)) is None:
+        return None
+    trained, kind = trained_rivals(e, plan), e.task.criterion.kind
+    losses: list[tuple[Array, Array]] = []
+    for site, rivals in trained.by_site.items():
+        y, model = trained.targets[site], model_of(site)
+        best = rivals.get(verdict.sites[site].alone.removesuffix(" alone"))
+        if best is None or model is None:
+            continue
+        test = tree.row(e.training.federation.test.rows([site]), 0)
+        answers = answers_of(e.training.task, model, test)
+        if site in own and own[site] in rivals:
+            answers = rivals[own[site]].answers
+        elif kind == CLASSIFICATION:
+            answers = tempered(answers, e.settings.temperature)
+        losses.append((row_losses(answers, y, kind), row_losses(best.answers, y, kind)))
+    return checked(verdict, *map(list, zip(*losses, strict=True))) if losses else None
+
+
+def sentences(verdict: Verdict, check: Check | None) -> list[str]:
     """The headline first, then what is shown of these sites and of a new one."""
-    return [headline(verdict, SITES), *statements(verdict, SITES)]
+    return [headline(verdict, SITES, check), *statements(verdict, SITES)]
 
 
 def _section(verdict: Verdict, run: Recording) -> Section:
-    drawn = chart(verdict, run.short_names, SITES)
+    check = CHECK.__get__(run, Recording)
+    drawn = chart(verdict, run.short_names, SITES, check)
     return Section(
-        "verdict", "Verdict", drawn.headline, [_dots(drawn)], [_table(drawn)], sentences(verdict)[1:]
+        "verdict", "Verdict", drawn.headline, [_dots(drawn)], [_table(drawn)], sentences(verdict, check)[1:]
     )
 
 
@@ -62,6 +101,14 @@ def _table(drawn: GainChart) -> Table:
     return Table("What each site gains", ["site", "gain", "low", "high", ""], rows, notes)
 
 
+CHECK = Finding(
+    file="verdict-check.json",
+    as_json=lambda check: {**check.test._asdict(), "agrees": check.agrees},
+    parse=lambda content: Check(
+        Estimate(*(math.nan if content[name] is None else float(content[name]) for name in Estimate._fields)),
+        bool(content["agrees"]),
+    ),
+)
 VERDICT = Finding(
     file="verdict.json",
     as_json=as_json,

@@ -100,7 +100,7 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
     experiment = result.experiment
     width = shutil.get_terminal_size((100, 24)).columns if out.isatty() else 100
     if result.verdict is not None:
-        for line in verdict_sentences(result.verdict):
+        for line in verdict_sentences(result.verdict, result.check):
             print(textwrap.fill(line, width), file=out)
         print(file=out)
     models = "global: the global model; personal: the client's model after local training."
@@ -351,7 +351,7 @@ def _columns(width: int, client: int, left_out: Sequence[str]) -> tuple[list[str
     for name in OPTIONAL:
         if sum(sizes[name] for name in names) <= width:
             break
-        names.remove(name)
+        names = [other for other in names if other != name]
     return names, max(5, width - sum(sizes[name] for name in names if name != "classes") - 2)
 
 

@@ -49,7 +49,7 @@ from copfl.settings.user_code import as_dataset
 
 CLIENTS, ROWS = 3, 24  # of each client, a fifth of which is test
 MOST = 6  # rounds that a search looks at in the tests; 0: as many as a user's
-FEW = 3  # rounds where they are named: with the third a GPU replays what it recorded
+FEW = 5  # rounds where they are named: a GPU records the third after a start or a resume, and the last is another kind
 AGREEMENT = 1e-6
 SAME = 1e-4  # of a resumed run, in single precision on a GPU; on a CPU it has the same bytes
 ENGINES = {"cpu": "vmap", "cuda": "cuda_graph"}  # without a fall back
@@ -181,7 +181,7 @@ class Exam:
             raise Failed(f"the engine is {engine.name}")
         if task.batched is None:
             raise Failed("the model is mapped by vmap, and not batched")
-        if isinstance(engine.call, Recorder) and len(result.seconds) > 2 and not engine.call.recordings:
+        if isinstance(engine.call, Recorder) and len(result.seconds) >= FEW and not engine.call.recordings:
             raise Failed("no round was recorded as a CUDA graph")
         return result
 
@@ -358,7 +358,7 @@ def cell(exam: Exam, way: str) -> Cell:
     except CopflError as error:
         note, passed = str(error), bool(refused) and refused in str(error)
     except Exception as error:  # the other cells are tried too
-        note, passed = f"{type(error).__name__}: {_place(error)}{error}"[:500], False
+        note, passed = f"{type(error).__name__}: {_place(error)}{error}"[:6000], False
     return Cell(exam.kind.name, way, passed, time.perf_counter() - began, exam.path, note)
 
 
@@ -380,7 +380,7 @@ def agreement(kind: Kind, device: str, folder: Path, way: str) -> Cell:
         gap = difference(*found)
         note, passed = f"difference {gap:.1e}", gap < AGREEMENT
     except Exception as error:  # the other cells are tried too
-        note, passed = f"{type(error).__name__}: {_place(error)}{error}"[:500], False
+        note, passed = f"{type(error).__name__}: {_place(error)}{error}"[:6000], False
     return Cell(kind.name, f"agreement, {way}", passed, time.perf_counter() - began, "", note)
 
 

@@ -38,7 +38,7 @@ from copfl.data.sets import datasets
 from copfl.engine import checkpoint
 from copfl.errors import CopflError
 from copfl.experiment import records
-from copfl.experiment.bundle.bundle import load
+from copfl.experiment.loading import load
 from copfl.federation.node import audit_log, update
 from copfl.federation.node.node import Node
 from copfl.federation.node.records import ClientRecords

@@ -47,6 +47,23 @@ def _names_no_code() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _images_without_rivals() -> Iterator[int]:
+    """scikit-learn's models of pictures take seconds, and hundreds of tests train on digits."""
+    from copfl.experiment import rivals
+
+    most = rivals.MOST_VALUES
+    with mock.patch.object(rivals, "MOST_VALUES", 0):
+        yield most
+
+
+@pytest.fixture
+def rivals_of_images(_images_without_rivals: int) -> Iterator[None]:
+    """Images and signals have the rivals that a run gives them."""
+    with mock.patch("copfl.experiment.rivals.MOST_VALUES", _images_without_rivals):
+        yield
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """What is imported for thousands of tests stays, so nothing is gained by looking for garbage meanwhile.

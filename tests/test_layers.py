@@ -19,7 +19,7 @@ LEVELS: list[set[str]] = [
     {"core"},
     {"models", "data", "parts", "wire"},
     {"algorithms", "wrappers", "engine", "rivals"},
-    {"settings"},
+    {"settings", "verdict"},
     {"experiment", "testing"},
     {"choosing"},
     {"comparison", "report"},

@@ -53,6 +53,14 @@ class DataError(CopflError):
     """A data set that is missing, damaged, or does not fit the request."""
 
 
+class PartError(DataError):
+    """Of one part of a table. With other options the rest can be read, and what else is wrong be found."""
+
+    def __init__(self, message: str, **further: str) -> None:
+        super().__init__(message)
+        self.further = further  # options of the table; columns to drop are added to those that are dropped
+
+
 class RunError(CopflError):
     """A run folder that is missing, damaged, in use, or of another run."""
 

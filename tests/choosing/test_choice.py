@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from copfl.choosing.choice import choose, is_worse, on_common_rows, site_losses
-from copfl.experiment import choice as file
+from copfl.experiment.choice import CHOICE
 
 NAN = np.nan
 ALONE = ("constant", "alone", "forest alone")
@@ -99,8 +99,8 @@ def test_a_candidate_is_given_up_only_where_its_rows_say_so() -> None:
 def test_the_file_gives_back_the_record(tmp_path: Path) -> None:
     losses = {"constant": [np.array([1.0]), np.array([NAN])], "levels": [np.array([0.5]), np.array([0.5])]}
     choice = choose(losses, is_rmse=True, folds=5, left_out={"trees": "it is slow"}, alone=ALONE)
-    file.write(choice, tmp_path)
-    found = file.read(tmp_path)
+    CHOICE.write(choice, tmp_path)
+    found = CHOICE.read(tmp_path)
     assert found is not None
     assert found._replace(validated=choice.validated) == choice
     assert found.validated._replace(by_site={}) == choice.validated._replace(by_site={})

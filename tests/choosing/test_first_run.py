@@ -160,7 +160,7 @@ def test_sites_with_as_many_rows_hold_out_different_ones_and_their_rivals_the_sa
     "layer",
     [
         {"algorithm": {"name": "fedavg"}},
-        {"optimizer": {"lr": 0.01}},
+        {"optimizer": {"name": "sgd"}},
         {"model": {"name": "mlp"}},
         {"addons": {"ema": 0.5}},
         {"run": {"participation": 0.5}},
@@ -180,6 +180,21 @@ def test_what_one_looks_at_says_nothing_about_how_to_train() -> None:
     }
     assert is_open(complete(looks), [looks])
     assert not is_open(complete(looks), [looks, {"task": {"metrics": ["auc"], "label_smoothing": 0.1}}])
+
+
+@pytest.mark.usefixtures("quick")
+def test_named_rounds_bound_the_candidates_and_do_not_close_the_choice() -> None:
+    result = copfl.run(dataset=sites("class", count=10, rows=20), rounds=3)
+    assert result.choice is not None
+    assert result.choice.federation == "levels"
+    assert len(result.records) == 3
+
+
+def test_a_named_rate_is_for_the_candidates_that_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, trying.SLOPES, trying.TREES)
+    result = copfl.run(dataset=sites("class", count=3, rows=30), lr=0.002, rounds=2)
+    assert result.choice is not None
+    assert {"levels", "network"} <= set(result.choice.validated.means)
 
 
 @pytest.mark.usefixtures("quick")

@@ -63,19 +63,18 @@ def test_the_loss_is_a_mean_over_samples() -> None:
     assert curve.after(after([0], [math.nan])) == math.inf  # it diverged
 
 
-def found(monkeypatch: pytest.MonkeyPatch, **rounds: int) -> None:
-    """The folds find these rounds, of "fedavg" and "alone"."""
+def found(monkeypatch: pytest.MonkeyPatch, rounds: dict[str, int]) -> None:
+    """The folds find these rounds, by candidate."""
 
-    def evaluate(tried: Any, *_: Any) -> Any:
-        names = [one.name for one in tried.candidates]
-        found = {name: Evaluated([], rounds["alone" if "alone" in name else name]) for name in names}
-        return found, {}
+    def evaluate(*_: Any) -> Any:
+        return {name: Evaluated([], number) for name, number in rounds.items()}, {}
 
+    monkeypatch.setattr(first_run, "verdict_of", lambda *_: {})
     monkeypatch.setattr(first_run, "evaluate", evaluate)
 
 
 def test_the_run_trains_on_all_samples_for_the_found_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    found(monkeypatch, fedavg=4)
+    found(monkeypatch, {"fedavg": 4})
     result = copfl.run("fedavg", "wine", **FEW)
     settings = result.experiment.settings
     assert (settings.rounds, settings.find_rounds, len(result.records)) == (4, "done", 4)
@@ -85,7 +84,7 @@ def test_the_run_trains_on_all_samples_for_the_found_rounds(monkeypatch: pytest.
 
 
 def test_training_alone_has_its_own_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found(monkeypatch, fedavg=2, alone=3)
+    found(monkeypatch, {"fedavg": 2, "fedavg alone": 3})
     result = copfl.run("fedavg", "wine", **FEW, local_baseline=True, out=tmp_path / "run")
     assert (result.experiment.settings.rounds, result.experiment.settings.rounds_alone) == (2, 3)
     alone = copfl.run("local", "wine", rounds=3, clients=3)
@@ -123,14 +122,14 @@ def test_no_test_sample_decides() -> None:
 
 
 def test_a_lower_loss_is_found() -> None:
-    rounds = with_found_rounds(wine(8)).run.rounds
+    rounds = with_found_rounds(wine(8))[0].run.rounds
     losses = dict(evaluate._curve(of_folds(wine(8)), [InMemory() for _ in range(3)]))
     assert losses[rounds] == min(losses.values())
 
 
 def test_the_temperature_has_the_lowest_log_loss_on_held_out_samples() -> None:
     run = wine(8, lr=1e-3)  # so that its probabilities are not sure enough
-    of_run = with_found_rounds(run).run
+    of_run = with_found_rounds(run)[0].run
     assert of_run.temperature < 0.95
     answers, classes = [], []
     for e in of_folds(wine(of_run.rounds, lr=1e-3)):

@@ -100,7 +100,7 @@ def test_the_matrix_is_in_the_report_and_in_files(
     run = reading.read(result.folder, "run")
     assert run.analysis is not None
     assert run.analysis.cross.values.tolist() == content["values"][:-1]
-    assert run.gains is None  # nothing was trained alone
+    assert run.known_gains is None  # nothing was trained alone
     charts = [chart.name for section in page.sections([run]) for chart in section.charts]
     assert "cross" in charts
     both = called(capsys, "evaluate", result.folder, "--all", "--data", "x.npz")

@@ -28,6 +28,8 @@ class Facts(NamedTuple):
     rows: int  # for training, of all sites
     features: int  # numbers of a row of a table; 0: the samples are no table of one target
     rivals: tuple[str, ...]  # what each site can train alone with scikit-learn, the simplest first
+    wants_network: bool = False  # whatever the number of rows, as somebody named its rate
+    is_mixed: bool = False  # the first choice is a mixture of its own and the common model already
 
 
 class Candidate(NamedTuple):
@@ -41,6 +43,8 @@ class Candidate(NamedTuple):
     alone_of: str = ""  # the candidate whose training it is, with nothing that leaves a site
     by_steps: bool = False  # it can train for any number of rounds: it has those with the lowest loss
     keeps_own: bool = False  # a site can predict with a rival of its own instead
+    # It is for sites that contradict each other, and is tried where this one, which is alone, is not shown to be worse.
+    if_near: str = ""
 
     @property
     def is_alone(self) -> bool:
@@ -66,7 +70,7 @@ def candidates_for(facts: Facts) -> Tried:
             Candidate(SLOPES, {"algorithm": {"name": "levels", "varying": "all"}}, keeps_own=True),
             Candidate(TREES, {"algorithm": {"name": "trees"}}),  # its trees have a size of their own
         ]
-        if facts.rows >= NETWORK_ROWS:
+        if facts.rows >= NETWORK_ROWS or facts.wants_network:
             methods.append(Candidate(NETWORK, {}, by_steps=True))
     elif facts.model == "embedding":
         words: Layer = {"model": {"name": "words"}, "algorithm": {"name": "wide_levels"}}
@@ -81,6 +85,9 @@ def candidates_for(facts: Facts) -> Tried:
             Candidate(NETWORK, {}, by_steps=True),
             Candidate(NETWORK + ALONE, alone_of=NETWORK, by_steps=True),
         ]
+        if facts.kind == CLASSIFICATION and not facts.is_mixed:
+            apfl: Layer = {"algorithm": {"name": "apfl"}}
+            methods.append(Candidate(APFL, apfl, by_steps=True, if_near=NETWORK + ALONE))
     return Tried(
         tuple(_with_rivals([one for one in methods if one.name not in left_out], facts.rivals)), left_out
     )

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from copfl.choosing.exceptions import are_better, site_gains
 from copfl.experiment.choice import Choice, Validated
 from copfl.rivals.records import Array
 from copfl.stats import Numbers
+from copfl.verdict.exceptions import are_better, site_gains
 
 Losses = Sequence[Array]  # [rows] of each site; nan: the row was not held out
 # Standard errors by which what all sites train alone must be better than a method of the federation. From a method a

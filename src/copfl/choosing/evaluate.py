@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import NamedTuple
@@ -19,31 +19,43 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from copfl.choosing.folds import Folds
+from copfl.choosing.candidates import Candidate, Tried
+from copfl.choosing.choice import is_worse
+from copfl.choosing.folds import Folds, folds
 from copfl.core import tree
 from copfl.core.evaluation import predicted
 from copfl.core.task import Data, Personal, Task
 from copfl.data.clients.federation import FederatedData
-from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, REGRESSION, SURVIVAL, Dataset
+from copfl.data.samples import CLASSIFICATION, SURVIVAL, Dataset
 from copfl.engine.autotune import MAX_CLIENTS
 from copfl.engine.rounds import Round
 from copfl.engine.seed_batching import can_batch, run_batched
 from copfl.engine.simulate import Executor
+from copfl.errors import UsageError
+from copfl.experiment import preparation
 from copfl.experiment.experiment import Experiment
 from copfl.experiment.models.client_models import ClientModel, InMemory
 from copfl.experiment.preparation import prepare
 from copfl.experiment.rivals import TrainedRivals
-from copfl.experiment.training import rounds_left, simulation_of
+from copfl.experiment.training import baseline_of, rounds_left, simulation_of
 from copfl.measures.calibration import fitted_temperature, tempered
-from copfl.measures.metrics import surprises
-from copfl.measures.survival import risks, summed_at_risk, times_and_events
+from copfl.measures.losses import event_losses, row_losses
+from copfl.measures.metrics import Metric, surprises
+from copfl.measures.survival import risks
 from copfl.rivals.records import Array
 from copfl.settings.schema import Run
 from copfl.stats import Numbers
 
 logger = logging.getLogger(__name__)
 MOST_PADDING = 4  # rows of the batch of all folds, padded to the largest client, for each row that there is
+# Rounds of Newton's method, after which the loss of held-out rows changes by less than a thousandth; of other methods
+# that end by themselves, more than QUICK take long.
+QUICK, ENOUGH = 20, 8
 PATIENCE = 10  # rounds without a lower loss, at least, after which a search ends
+# A network that is trained for longer becomes better at telling classes apart and too sure at once, and a temperature
+# repairs the second. So a round has the loss of the best of these; else training alone on few rows, which is soon too
+# sure, would end in its first round.
+TEMPERATURES = tuple(2 ** (n / 2) for n in range(-2, 8))
 
 
 class Held(NamedTuple):
@@ -70,46 +82,6 @@ class Evaluated(NamedTuple):
 # -- the loss of a row ---------------------------------------------------------------------------------------
 
 
-def of_rows(answers: Array, y: Array, kind: str) -> Array:
-    """[rows], the loss of answers; nan where there is no answer.
-
-    The log loss, of labels a mean; of values the squared error; of tokens the mean over those that count.
-
-    Args:
-        answers: As the metrics take predictions.
-        y: The targets.
-        kind: Of the task; not survival, where a loss is no row's alone.
-    """
-    if kind == REGRESSION:
-        return np.asarray(((answers.reshape(len(y), -1) - y.reshape(len(y), -1)) ** 2).mean(1), np.float64)
-    if kind == NEXT_TOKEN:
-        counted = y >= 0
-        with np.errstate(invalid="ignore"):
-            return np.asarray(-np.where(counted, answers, 0).sum(1) / counted.sum(1), np.float64)
-    return np.where(np.isnan(answers).reshape(len(y), -1).any(1), np.nan, surprises(answers, y))
-
-
-def of_events(risk: Array, y: Array) -> Array:
-    """[rows], what each event adds to Cox's negative partial log-likelihood of a site; nan of what is censored.
-
-    The rows at risk are those with an answer. The answers are of models that did not see the row itself.
-
-    Args:
-        risk: [rows], logarithms of hazards; nan: none.
-        y: Times and events.
-    """
-    losses = np.full(len(y), np.nan)
-    known = ~np.isnan(risk)
-    if not known.any():
-        return losses
-    own, targets = risk[known], y[known]
-    times, seen = times_and_events(targets)
-    top = own.max()
-    total = np.maximum(summed_at_risk(np.exp(own - top), targets, times), np.exp(own - top))
-    losses[known] = np.where(seen, np.log(total) + top - own, np.nan)
-    return losses
-
-
 def _losses(
     held: Sequence[Sequence[Held]], sizes: Sequence[int], kind: str, temperature: float
 ) -> list[Array]:
@@ -121,10 +93,10 @@ def _losses(
             y = np.zeros((size, parts[0].y.shape[1]))
             for part in parts:
                 of_site[part.rows], y[part.rows] = part.answers, part.y
-            of_site = of_events(of_site, y)
+            of_site = event_losses(of_site, y)
         for part in () if kind == SURVIVAL else parts:
             answers = tempered(part.answers, temperature) if kind == CLASSIFICATION else part.answers
-            of_site[part.rows] = of_rows(answers, part.y, kind)
+            of_site[part.rows] = row_losses(answers, part.y, kind)
         losses.append(of_site)
     return losses
 
@@ -142,10 +114,7 @@ def of_rivals(trained: TrainedRivals, federation: FederatedData, kind: str) -> d
     for site, rivals in trained.by_site.items():
         y = federation.train.targets(site).cpu().numpy()
         for name, rival in rivals.items():
-            if kind == SURVIVAL:
-                losses[name][site] = of_events(risks(rival.inside), y)
-            else:
-                losses[name][site] = of_rows(rival.inside, y, kind)
+            losses[name][site] = row_losses(rival.inside, y, kind)
     return {name: Evaluated(of_sites) for name, of_sites in losses.items()}
 
 
@@ -223,13 +192,16 @@ def _trained(experiments: Sequence[Experiment]) -> list[InMemory]:
     return models
 
 
-def by_steps(experiments: Sequence[Experiment], folds: Folds, numbers: Sequence[int]) -> Evaluated:
+def by_steps(
+    experiments: Sequence[Experiment], folds: Folds, numbers: Sequence[int], to_the_end: bool = False
+) -> Evaluated:
     """What is lost in the round whose mean loss is the lowest.
 
     Args:
         experiments: The same run on several folds, which train side by side.
         folds: The rows that are held out.
         numbers: Of the folds of the experiments.
+        to_the_end: The last round counts instead.
     """
     keepers = [InMemory() for _ in experiments]
     best: list[dict[int, ClientModel]] = []
@@ -237,7 +209,12 @@ def by_steps(experiments: Sequence[Experiment], folds: Folds, numbers: Sequence[
     def keep() -> None:
         best[:] = [dict(keeper.models) for keeper in keepers]
 
-    rounds = lowest_loss(_curve(experiments, keepers), on_lower=keep)
+    curve = _curve(experiments, keepers)
+    if to_the_end:
+        rounds = max(number for number, _ in curve)
+        keep()
+    else:
+        rounds = lowest_loss(curve, on_lower=keep)
     held, kind = _answers(experiments, best, folds, numbers), experiments[0].training.task.criterion.kind
     temperature = 1.0
     if kind == CLASSIFICATION:  # one for all clients: a client has a few held-out samples
@@ -282,6 +259,111 @@ def _predicted(task: Task, model: Personal, data: Data) -> tuple[Array, Array]:
         return predicted(task, tree.each(lambda t: t.to(task.device), model), data)
 
 
+# -- the table --------------------------------------------------------------------------------------------
+
+
+class Room(NamedTuple):
+    """The rows of a federation, and which of them are held out."""
+
+    samples: Dataset
+    folds: Folds
+
+    @classmethod
+    def of(cls, run: Run) -> Room:
+        """Of the data and the partition of a run."""
+        samples = preparation.dataset(run)
+        whole = preparation.partition(run, samples)
+        return cls(samples, folds(whole, samples, run.run.seed))
+
+    @property
+    def rows(self) -> int:
+        """For training, of all sites."""
+        return sum(map(len, self.folds.of))
+
+
+def evaluate(
+    tried: Tried,
+    run_of: Callable[[Candidate], Run],
+    room: Room,
+    rivals: Callable[[], Mapping[str, Evaluated]],
+    to_the_end: bool = False,
+) -> tuple[dict[str, Evaluated], dict[str, str]]:
+    """The table of losses, in the order of the candidates, and why others are not in it.
+
+    What takes long begins with few folds. It goes on with the others until it is worse than the best one by more than
+    a standard error over the rows.
+
+    Args:
+        tried: The candidates.
+        run_of: The settings of a method.
+        room: The rows, and which are held out.
+        rivals: Waits for what sites have alone by scikit-learn, by kind.
+        to_the_end: Whether what trains by steps is trained for all rounds of its settings, which somebody named.
+    """
+    evaluated: dict[str, Evaluated] = {}
+    left_out: dict[str, str] = {}
+    experiments: dict[str, list[Experiment]] = {}
+    every, some = range(room.folds.number), range(room.folds.by_steps)
+    long: list[str] = []
+    for one in tried.candidates:
+        if one.rival or one.alone_of in left_out:
+            continue
+        logger.debug(f"trying {one.name} ...")
+        if one.if_near and is_worse(one.if_near, {name: found.losses for name, found in evaluated.items()}):
+            left_out[one.name] = (
+                "it is for sites that contradict each other, and training alone is worse here"
+            )
+            continue
+        try:
+            if one.alone_of:
+                base = [(e, baseline_of(e)) for e in experiments[one.alone_of]]
+                alone = [own for e, own in base if own is not None and own is not e]
+                if alone:
+                    evaluated[one.name] = by_steps(alone, room.folds, some, to_the_end)
+            elif one.by_steps:
+                experiments[one.name] = _experiments(run_of(one), room, some)
+                evaluated[one.name] = by_steps(experiments[one.name], room.folds, some, to_the_end)
+            else:
+                run = _with_enough_rounds(run_of(one))
+                is_long = run.run.rounds > QUICK and len(every) > 1
+                long += [one.name] * is_long
+                evaluated[one.name] = to_its_end(
+                    run, room.folds, room.samples, every[:1] if is_long else every
+                )
+        except UsageError as error:  # such as more columns than its equations may have
+            left_out[one.name] = str(error)
+    of_kinds = rivals()
+    evaluated |= {one.name: of_kinds[one.rival] for one in tried.candidates if one.rival in of_kinds}
+    for one in tried.candidates:
+        for fold in every[1:] if one.name in long and one.name in evaluated else ():
+            if is_worse(one.name, {name: found.losses for name, found in evaluated.items()}):
+                left_out[one.name] = (
+                    f"it is worse than the best by more than a standard error, after {fold} of {len(every)} folds"
+                )
+                del evaluated[one.name]
+                break
+            evaluated[one.name] = evaluated[one.name].joined(
+                to_its_end(run_of(one), room.folds, room.samples, [fold])
+            )
+    return {one.name: evaluated[one.name] for one in tried.candidates if one.name in evaluated}, left_out
+
+
+def _experiments(run: Run, room: Room, numbers: Sequence[int]) -> list[Experiment]:
+    """The run on each of these folds, all with the engine that was found to be the fastest."""
+    experiments: list[Experiment] = []
+    for number in numbers:
+        experiments.append(experiment_of(run, room.folds, room.samples, number))
+        engine = experiments[0].settings.engine
+        run = dataclasses.replace(run, run=dataclasses.replace(run.run, engine=engine))
+    return experiments
+
+
+def _with_enough_rounds(run: Run) -> Run:
+    if run.run.rounds > QUICK:
+        return run
+    return dataclasses.replace(run, run=dataclasses.replace(run.run, rounds=min(run.run.rounds, ENOUGH)))
+
+
 # -- the round with the lowest loss --------------------------------------------------------------------------
 
 
@@ -290,23 +372,41 @@ class LossByRound:
     """The mean loss on held-out samples after each evaluated round."""
 
     sizes: NDArray[np.int64]  # held-out samples of each client
-    latest: Numbers = dataclasses.field(init=False)  # [clients], nan: not evaluated yet
+    names: tuple[str, ...] = ("test_loss",)  # of losses, of which the lowest mean counts
+    latest: Numbers = dataclasses.field(init=False)  # [names, clients], nan: not evaluated yet
 
     def __post_init__(self) -> None:
-        self.latest = np.full(len(self.sizes), np.nan)
+        self.latest = np.full((len(self.names), len(self.sizes)), np.nan)
 
-    def after(self, round: Round) -> float | None:
-        """The mean over samples of each client's latest loss; None where the round was not evaluated.
+    def after(self, round: Round) -> Numbers | None:
+        """[names], the means over samples of each client's latest loss; None where the round was not evaluated.
 
         A model that diverged has an infinite loss.
         """
-        losses = round.clients.get("test_loss")
-        if losses is None:
+        if self.names[0] not in round.clients:
             return None
         has_samples = self.sizes[round.ids] > 0
-        self.latest[round.ids[has_samples]] = np.nan_to_num(losses[has_samples], nan=math.inf)
-        known = ~np.isnan(self.latest)
-        return float(np.average(self.latest[known], weights=self.sizes[known])) if known.any() else None
+        for row, name in zip(self.latest, self.names, strict=True):
+            row[round.ids[has_samples]] = np.nan_to_num(round.clients[name][has_samples], nan=math.inf)
+        known = ~np.isnan(self.latest[0])
+        return np.average(self.latest[:, known], axis=1, weights=self.sizes[known]) if known.any() else None
+
+
+def _tempered(e: Experiment) -> Experiment:
+    """The experiment, which also measures its log loss with each of TEMPERATURES."""
+    task = e.training.task
+    if task.criterion.kind != CLASSIFICATION:
+        return e
+    metrics = [
+        Metric(f"log_loss_{t:g}", False, False, (CLASSIFICATION,), partial(_log_loss, temperature=t))
+        for t in TEMPERATURES
+    ]
+    task = dataclasses.replace(task, metrics=(*task.metrics, *metrics))
+    return dataclasses.replace(e, training=e.training._replace(task=task))
+
+
+def _log_loss(probabilities: Array, y: Array, temperature: float) -> float:
+    return float(surprises(tempered(probabilities, temperature), y).mean())
 
 
 def lowest_loss(
@@ -336,7 +436,10 @@ def lowest_loss(
 
 def _curve(experiments: Sequence[Experiment], models: Sequence[InMemory]) -> Iterable[tuple[int, float]]:
     """Evaluated rounds, and the mean of their losses over the experiments, which train side by side."""
-    curves = [LossByRound(e.training.federation.test.sizes) for e in experiments]
+    has_classes = experiments[0].training.task.criterion.kind == CLASSIFICATION
+    names = tuple(f"log_loss_{t:g}" for t in TEMPERATURES) if has_classes else ("test_loss",)
+    curves = [LossByRound(e.training.federation.test.sizes, names) for e in experiments]
+    experiments = [_tempered(e) for e in experiments]
     with contextlib.ExitStack() as stack:
         loops = [
             stack.enter_context(contextlib.closing(rounds_left(e, stack, models=keeper, models_of_all=True)))
@@ -346,6 +449,6 @@ def _curve(experiments: Sequence[Experiment], models: Sequence[InMemory]) -> Ite
             losses = [curve.after(round) for curve, round in zip(curves, rounds, strict=True)]
             known = [loss for loss in losses if loss is not None]
             if known:
-                number, loss = rounds[0].number + 1, float(np.mean(known))
+                number, loss = rounds[0].number + 1, float(np.mean(known, axis=0).min())
                 logger.debug(f"round {number}: loss {loss:.4g} on held-out samples")
                 yield number, loss

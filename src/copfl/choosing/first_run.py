@@ -9,31 +9,31 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from functools import partial
 
-from copfl.choosing.candidates import ALONE, MEASURES, Candidate, Facts, Tried, candidates_for, only
-from copfl.choosing.choice import choose, is_worse
-from copfl.choosing.evaluate import Evaluated, by_steps, experiment_of, of_rivals, to_its_end
-from copfl.choosing.folds import Folds, folds
+from copfl.choosing.candidates import ALONE, APFL, MEASURES, Candidate, Facts, Tried, candidates_for, only
+from copfl.choosing.choice import choose
+from copfl.choosing.evaluate import Evaluated, Room, evaluate, of_rivals
+from copfl.choosing.folds import Folds
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import MULTILABEL, REGRESSION, SURVIVAL, Dataset
 from copfl.engine.machine import processors
 from copfl.errors import UsageError, option
-from copfl.experiment import preparation
-from copfl.experiment.choice import Choice
+from copfl.experiment.choice import CHOICE, Choice
 from copfl.experiment.experiment import Experiment
 from copfl.experiment.own_models import models_by_client, size_of, written
 from copfl.experiment.preparation import prepare
-from copfl.experiment.rivals import RivalPlan, plan_of, rivals_beside, trained_rivals
-from copfl.experiment.training import baseline_of
+from copfl.experiment.rivals import FEATURES, RivalPlan, plan_of, rivals_beside, trained_rivals
+from copfl.experiment.training import NOTHING, Given, baseline_of
+from copfl.experiment.verdict import VERDICT
 from copfl.settings.complete import complete
-from copfl.settings.components import WRAPPERS
+from copfl.settings.components import WRAPPERS, usual_optimizer
 from copfl.settings.merging import Layer
 from copfl.settings.schema import Run
+from copfl.verdict.drawn import lowest
+from copfl.verdict.verdict import corrected_gain
 
 logger = logging.getLogger(__name__)
-# Rounds of Newton's method, after which the loss of held-out rows changes by less than a thousandth.
-QUICK, ENOUGH = 20, 8
 WORTH_A_PROCESS = 2.0  # seconds of training rivals: a process takes one to start
 OPEN_MODELS = ("mlp", "embedding", "linear", "cnn", "cnn1d", "resnet18", "causal_cnn")
 # Where a layer has one of these tables, somebody chose how to train.
@@ -49,7 +49,8 @@ CHOSEN = (
     "attack",
     "task",
 )
-LOOKS = {"task": {"metrics"}}  # keys of them that say what one looks at, and not how to train
+# Keys of them that do not: metrics say what one looks at, and a rate is for the candidates that have one.
+FREE = {"task": {"metrics"}, "optimizer": {"lr"}}
 
 
 def is_open(run: Run, layers: Sequence[Layer]) -> bool:
@@ -59,16 +60,14 @@ def is_open(run: Run, layers: Sequence[Layer]) -> bool:
         run: The settings, with what suits the data.
         layers: What a person or a program set.
     """
-    is_chosen = any(
-        layer.get(kind, {}).keys() - LOOKS.get(kind, set()) for layer in layers for kind in CHOSEN
-    )
+    is_chosen = any(layer.get(kind, {}).keys() - FREE.get(kind, set()) for layer in layers for kind in CHOSEN)
     if is_chosen or run.run.participation != 1 or run.run.steps:
         return False
     return not any("own_models" in layer.get("run", {}) for layer in layers)
 
 
-def completed_run(*layers: Layer | Run, preset: str = "") -> tuple[Run, Choice | None]:
-    """The record of a run as it trains, and what was chosen where nobody chose how to train.
+def completed_run(*layers: Layer | Run, preset: str = "") -> tuple[Run, Given]:
+    """The record of a run as it trains, and what was found out before: the choice where nobody chose, and the verdict.
 
     `copfl run` and `copfl.run` begin here.
 
@@ -77,17 +76,26 @@ def completed_run(*layers: Layer | Run, preset: str = "") -> tuple[Run, Choice |
         preset: The name of a preset, which is below the layers.
     """
     run = complete(*layers, preset=preset)
-    if run.run.find_rounds != "first":
-        return run, None
     plain = [layer for layer in layers if not isinstance(layer, Run)]
     says_how = bool(preset) or len(plain) < len(layers)  # a preset and a record say how to train
-    if says_how or not is_open(run, plain):
-        return with_found_rounds(run), None
-    return _chosen(run, lambda layer: complete(*plain, layer))
+    is_free = not says_how and is_open(run, plain)
+    if run.run.find_rounds == "first":
+        return _chosen(run, plain) if is_free else with_found_rounds(run)
+    if is_free and any("rounds" in layer.get("run", {}) for layer in plain):
+        without = [_without(layer, "run", "rounds") for layer in plain]
+        if (searched := complete(*without)).run.find_rounds == "first":  # only their number is named
+            return _chosen(searched, without, run.run.rounds)
+    return run, NOTHING
 
 
-def with_found_rounds(run: Run) -> Run:
-    """The run of a named method, for as many rounds as have the lowest loss on rows that it did not see.
+def _without(layer: Layer, kind: str, key: str) -> Layer:
+    """The layer without a key of a table."""
+    kept = {name: value for name, value in layer.get(kind, {}).items() if name != key}
+    return {**layer, kind: kept} if kind in layer else layer
+
+
+def with_found_rounds(run: Run) -> tuple[Run, Given]:
+    """The run of a named method, for as many rounds as have the lowest loss on rows that it did not see; the verdict.
 
     Args:
         run: The settings. `run.rounds` is the most that is looked at.
@@ -99,64 +107,78 @@ def with_found_rounds(run: Run) -> Run:
         )
     name = run.algorithm.name or "the method"
     room = Room.of(run)
-    tried = only(name, (), run.run.local_baseline)
+    off = dataclasses.replace(run, run=dataclasses.replace(run.run, find_rounds="off"))
+    alike, plan = None, None
+    if run.run.rivals:
+        alike = prepare(off)
+        plan = plan_of(alike)
+    tried = only(name, () if plan is None else plan.kinds, run.run.local_baseline)
     parts = f"{room.folds.by_steps} of 5 folds of each client's training rows held out"
     logger.info(
         f"finding the number of rounds, {run.run.rounds} at most, with {parts}; {option('rounds')} sets it"
     )
-    evaluated, left_out = evaluate(tried, lambda candidate: run, room, dict)
+    with _rivals(run, alike, plan) as rivals:
+        evaluated, left_out = evaluate(tried, lambda candidate: run, room, rivals)
     if name not in evaluated:
         raise UsageError(left_out[name])
     found = _with_rounds(run, evaluated, name)
     also = f", and {found.run.rounds_alone} of training alone," if name + ALONE in evaluated else ""
     logger.info(f"{found.run.rounds} rounds{also} had the lowest loss")
-    return found
+    return found, verdict_of(evaluated, tried, room, [])
 
 
-class Room(NamedTuple):
-    """The rows of a federation, and which of them are held out."""
+def _chosen(run: Run, layers: Sequence[Layer], rounds: int = 0) -> tuple[Run, Given]:
+    """The settings that train, and why.
 
-    samples: Dataset
-    folds: Folds
+    Args:
+        run: The settings, with what suits the data.
+        layers: What a person or a program set.
+        rounds: At most, as somebody named them; 0: as many as have the lowest loss.
+    """
 
-    @classmethod
-    def of(cls, run: Run) -> Room:
-        """Of the data and the partition of a run."""
-        samples = preparation.dataset(run)
-        whole = preparation.partition(run, samples)
-        return cls(samples, folds(whole, samples, run.run.seed))
+    def completed(layer: Layer) -> Run:
+        name = layer.get("algorithm", {}).get("name")
+        has_rate = name is None or usual_optimizer(str(name), None, by_rule=True) is not None
+        own = layers if has_rate else [_without(one, "optimizer", "lr") for one in layers]
+        found = complete(*own, layer)
+        if not rounds:
+            return found
+        return dataclasses.replace(
+            found,
+            run=dataclasses.replace(found.run, rounds=min(rounds, found.run.rounds) if name else rounds),
+        )
 
-    @property
-    def rows(self) -> int:
-        """For training, of all sites."""
-        return sum(map(len, self.folds.of))
-
-
-def _chosen(run: Run, completed: Callable[[Layer], Run]) -> tuple[Run, Choice]:
-    """The settings that train, and why."""
     room = Room.of(run)
     off = {"run": {"find_rounds": "off"}}
     features = _features(room.samples, room.folds.whole)
     alike = prepare(completed({**off, "algorithm": {"name": "levels"}} if features else off))
     plan = plan_of(alike)
-    kinds = () if plan is None else plan.kinds
-    tried = candidates_for(Facts(room.samples.kind, run.model.name, room.rows, features, kinds))
+    has_rate = any("lr" in layer.get("optimizer", {}) for layer in layers)
+    facts = Facts(
+        room.samples.kind,
+        run.model.name,
+        room.rows,
+        features,
+        rivals=() if plan is None else plan.kinds,
+        is_mixed=run.algorithm.name == APFL,
+        wants_network=has_rate,
+    )
+    tried = candidates_for(facts)
     methods = ", ".join(one.name for one in tried.candidates if not one.rival)
     logger.info(
         f"choosing among {methods} and what each client has alone, by cross-validation of {room.rows:,} training "
-        f"rows, about {_seconds(plan, room.folds, features, tried):.0f} s; {option('algorithm')} names a method"
+        f"rows, about {_seconds(plan, room.folds, features, tried):.0f} s; {option('algorithm')} names a method, "
+        f"and {option('rounds')} their number"
     )
 
     def run_of(candidate: Candidate) -> Run:
         return completed({**off, **(candidate.layer or {})})
 
-    beside = contextlib.nullcontext(dict)
-    if plan is not None:
-        beside = _rivals(alike, plan, _processes(run, plan))  # type: ignore[assignment]
-    with beside as rivals:
-        evaluated, left_out = evaluate(tried, run_of, room, rivals)
+    with _rivals(run, alike, plan) as rivals:
+        evaluated, left_out = evaluate(tried, run_of, room, rivals, bool(rounds))
     names = {one.name: one for one in tried.candidates if one.name in evaluated}
     can_keep = bool(features) and plan is not None and plan.inputs.trees and room.samples.kind != MULTILABEL
+    only_shown = [] if can_keep else [name for name, one in names.items() if one.rival]
     choice = choose(
         {name: evaluated[name].losses for name in names},
         room.samples.kind == REGRESSION,
@@ -164,17 +186,47 @@ def _chosen(run: Run, completed: Callable[[Layer], Run]) -> tuple[Run, Choice]:
         {**tried.left_out, **left_out},
         alone=[name for name, one in names.items() if one.is_alone],
         without_exceptions=[name for name, one in names.items() if not (one.keeps_own or one.rival)],
-        only_shown=[] if can_keep else [name for name, one in names.items() if one.rival],
+        only_shown=only_shown,
         measure=MEASURES[room.samples.kind],
     )
+    given = {CHOICE: choice, **verdict_of(evaluated, tried, room, only_shown)}
     taken = names[choice.federation]
-    if taken.rival or choice.exceptions:
-        return _with_own_models(choice, names, run_of, completed, alike, plan), choice  # type: ignore[arg-type]
+    if plan is not None and (taken.rival or choice.exceptions):
+        return _with_own_models(choice, names, run_of, completed, alike, plan), given
     found = _run_of(taken, names, run_of, evaluated)
     logger.info(
         f"{choice.federation} has the lowest loss{f', after {found.run.rounds} rounds' if taken.by_steps else ''}"
     )
-    return found, choice
+    return found, given
+
+
+def verdict_of(
+    evaluated: Mapping[str, Evaluated], tried: Tried, room: Room, only_shown: Sequence[str]
+) -> Given:
+    """What training together is worth by the table of losses; nothing where it has one of the sides only.
+
+    Args:
+        evaluated: The table.
+        tried: The candidates.
+        room: The rows, and which are held out.
+        only_shown: As of `choose`.
+    """
+    names = {one.name: one for one in tried.candidates if one.name in evaluated}
+    alone = [name for name, one in names.items() if one.is_alone]
+    if not alone or len(alone) == len(names):
+        return NOTHING
+    units, is_rmse = room.samples.train.unit, room.samples.kind == REGRESSION
+    fixed = [name for name, one in names.items() if not (one.keeps_own or one.rival)]
+    verdict = corrected_gain(
+        {name: evaluated[name].losses for name in names},
+        together=[name for name in names if name not in alone],
+        alone=alone,
+        choose=partial(lowest, alone=alone, is_rmse=is_rmse, without_exceptions=fixed),
+        units=None if units is None else [units[rows] for rows in room.folds.whole.train],
+        is_rmse=is_rmse,
+        seed=0,
+    )
+    return {VERDICT: verdict}
 
 
 def _features(samples: Dataset, whole: Partition) -> int:
@@ -187,81 +239,15 @@ def _features(samples: Dataset, whole: Partition) -> int:
     return int(samples.train.x.shape[1])
 
 
-def evaluate(
-    tried: Tried,
-    run_of: Callable[[Candidate], Run],
-    room: Room,
-    rivals: Callable[[], Mapping[str, Evaluated]],
-) -> tuple[dict[str, Evaluated], dict[str, str]]:
-    """The table of losses, in the order of the candidates, and why others are not in it.
-
-    What takes long begins with few folds. It goes on with the others until it is worse than the best one by more than
-    a standard error over the rows.
-
-    Args:
-        tried: The candidates.
-        run_of: The settings of a method.
-        room: The rows, and which are held out.
-        rivals: Waits for what sites have alone by scikit-learn, by kind.
-    """
-    evaluated: dict[str, Evaluated] = {}
-    left_out: dict[str, str] = {}
-    experiments: dict[str, list[Experiment]] = {}
-    every, some = range(room.folds.number), range(room.folds.by_steps)
-    long: list[str] = []
-    for one in tried.candidates:
-        if one.rival or one.alone_of in left_out:
-            continue
-        try:
-            if one.alone_of:
-                base = [(e, baseline_of(e)) for e in experiments[one.alone_of]]
-                alone = [own for e, own in base if own is not None and own is not e]
-                if alone:
-                    evaluated[one.name] = by_steps(alone, room.folds, some)
-            elif one.by_steps:
-                experiments[one.name] = _experiments(run_of(one), room, some)
-                evaluated[one.name] = by_steps(experiments[one.name], room.folds, some)
-            else:
-                run = _with_enough_rounds(run_of(one))
-                is_long = run.run.rounds > QUICK and len(every) > 1
-                long += [one.name] * is_long
-                evaluated[one.name] = to_its_end(
-                    run, room.folds, room.samples, every[:1] if is_long else every
-                )
-        except UsageError as error:  # such as more columns than its equations may have
-            left_out[one.name] = str(error)
-    of_kinds = rivals()
-    evaluated |= {one.name: of_kinds[one.rival] for one in tried.candidates if one.rival in of_kinds}
-    for one in tried.candidates:
-        for fold in every[1:] if one.name in long and one.name in evaluated else ():
-            if is_worse(one.name, {name: found.losses for name, found in evaluated.items()}):
-                left_out[one.name] = (
-                    f"it is worse than the best by more than a standard error, after {fold} of {len(every)} folds"
-                )
-                del evaluated[one.name]
-                break
-            evaluated[one.name] = evaluated[one.name].joined(
-                to_its_end(run_of(one), room.folds, room.samples, [fold])
-            )
-    return {one.name: evaluated[one.name] for one in tried.candidates if one.name in evaluated}, left_out
-
-
-def _experiments(run: Run, room: Room, numbers: Sequence[int]) -> list[Experiment]:
-    """The run on each of these folds, all with the engine that was found to be the fastest."""
-    experiments: list[Experiment] = []
-    for number in numbers:
-        experiments.append(experiment_of(run, room.folds, room.samples, number))
-        engine = experiments[0].settings.engine
-        run = dataclasses.replace(run, run=dataclasses.replace(run.run, engine=engine))
-    return experiments
-
-
 @contextlib.contextmanager
 def _rivals(
-    alike: Experiment, plan: RivalPlan, processes: int
+    run: Run, alike: Experiment | None, plan: RivalPlan | None
 ) -> Iterator[Callable[[], Mapping[str, Evaluated]]]:
     """Trains what sites have alone beside the `with` block, which gets a function that waits for it."""
-    with rivals_beside(alike, plan, processes) as trained:
+    if alike is None or plan is None:
+        yield dict
+        return
+    with rivals_beside(alike, plan, 0 if plan.inputs.how == FEATURES else _processes(run, plan)) as trained:
         yield lambda: of_rivals(trained(), alike.federation, alike.task.criterion.kind)
 
 
@@ -269,12 +255,6 @@ def _processes(run: Run, plan: RivalPlan) -> int:
     """How many train the rivals beside this process; none where starting one takes longer than what it saves."""
     allowed = run.run.workers or processors()
     return min(allowed - 1, int(plan.effort.seconds / WORTH_A_PROCESS))
-
-
-def _with_enough_rounds(run: Run) -> Run:
-    if run.run.rounds > QUICK:
-        return run
-    return dataclasses.replace(run, run=dataclasses.replace(run.run, rounds=min(run.run.rounds, ENOUGH)))
 
 
 def _seconds(plan: RivalPlan | None, held_out: Folds, features: int, tried: Tried) -> float:

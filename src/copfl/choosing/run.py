@@ -10,12 +10,11 @@ from typing import Unpack
 from copfl.choosing.first_run import completed_run, with_found_rounds
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.experiment import folder as run_folder
-from copfl.experiment.choice import CHOICE
 from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
 from copfl.experiment.result import Result
 from copfl.experiment.run import warned
-from copfl.experiment.training import OnRound, train
+from copfl.experiment.training import NOTHING, OnRound, train
 from copfl.settings import arguments, named_code
 from copfl.settings.checking import SettingError
 from copfl.settings.schema import Run
@@ -59,16 +58,15 @@ def run(
     layer = arguments.tables(dataset, settings, None if isinstance(algorithm, Run) else algorithm)
     if record is not None and record.is_complete:
         _check_nothing_beside(layer, preset)
-        description = with_found_rounds(record) if record.run.find_rounds == "first" else record
-        choice = None
+        is_open = record.run.find_rounds == "first"
+        description, given = with_found_rounds(record) if is_open else (record, NOTHING)
     else:
         below = () if record is None else (record,)
         layer["run"] = {"find_rounds": "auto"} | layer.get("run", {})
-        description, choice = completed_run(*below, layer, preset=preset)
+        description, given = completed_run(*below, layer, preset=preset)
     experiment = prepare(description)
     opened = contextlib.nullcontext() if out is None else run_folder.claimed(Path(out), new=True)
     with opened as folder:
-        given = {} if choice is None else {CHOICE: choice}
         return warned(train(experiment, folder, on_round, given=given))
 
 

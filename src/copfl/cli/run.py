@@ -78,10 +78,11 @@ def run(
             return follow()
         preset = "demo" if is_demo else preset or ""
         with heard(show.preparing):
-            description, choice = completed_run(*layers, line, preset=preset)
+            description, given = completed_run(*layers, line, preset=preset)
             prepared = prepare(description)
         named = bool(preset) or any(layer.get("algorithm", {}).get("name") for layer in (*layers, line))
         if show.progress and not named:
+            choice = given.get(CHOICE)
             reason = why(description) if choice is None else text_of(choice)
             print(
                 f"No algorithm is named, so this is {description.method_text}: {reason} "
@@ -90,7 +91,7 @@ def run(
             )
         target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
         with run_folder.claimed(target, new=True) as folder:
-            _train(prepared, folder, show, {} if choice is None else {CHOICE: choice})
+            _train(prepared, folder, show, given)
 
 
 def resume(

@@ -261,10 +261,8 @@ def _survival(parts: list[NDArray[Any]], names: Sequence[str]) -> Targets:
                 "from after its start, which is 0 or more, until its time, which is later: leave out rows without a "
                 "length"
             )
-    seen, lost = (
-        sum(int(of(part)) for part in parts)
-        for of in (lambda p: p[:, 1].sum(), lambda p: lost_at_once(p).sum())
-    )
+    seen = sum(int(part[:, 1].sum()) for part in parts)
+    lost = sum(int(lost_at_once(part).sum()) for part in parts)
     note = f"{seen:,} of {sum(map(len, parts)) - lost:,} times end with the event, the others are censored"
     if at_once := sum(int(((part[:, 0] == 0) & (part[:, 1] == 1)).sum()) for part in parts):
         note += f"; {at_once:,} events at time 0 count before the first other time"

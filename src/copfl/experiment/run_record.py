@@ -23,6 +23,7 @@ from copfl.experiment.probabilities import PROBABILITIES
 from copfl.experiment.recording import Recording
 from copfl.experiment.survival import SURVIVAL
 from copfl.experiment.tree_views import TREES
+from copfl.experiment.verdict import CHECK, VERDICT
 from copfl.sections import Section
 from copfl.stats import Numbers
 
@@ -56,6 +57,8 @@ class RunRecord(Recording):
     masks: Masks | None = None
     audit: Mapping[str, Any] | None = None
 
+    verdict = VERDICT  # what training together is worth, where candidates were tried on rows held out
+    check = CHECK  # what the test rows say of it
     final_evaluation = FINAL  # the clients that no round evaluated
     new_clients = NEW_CLIENTS  # the clients that did not train, see run.new_clients
     analysis = GAINS  # the comparison with training alone, with run.local_baseline

@@ -15,6 +15,7 @@ import numpy as np
 
 from copfl.core.algorithm import trained_alone
 from copfl.core.selection import BestRounds, has_ended
+from copfl.data.sets.datasets import DATASETS
 from copfl.engine import ranks, simulate
 from copfl.engine.halves import ClientHalves
 from copfl.engine.mapping import renewed
@@ -26,6 +27,7 @@ from copfl.experiment import folder as run_folder
 from copfl.experiment.analysis import evidence, gains, hints
 from copfl.experiment.analysis.against_rivals import RIVALS
 from copfl.experiment.analysis.gains import GAINS, Analysis
+from copfl.experiment.bundle import known_rows
 from copfl.experiment.experiment import Experiment
 from copfl.experiment.final import FINAL
 from copfl.experiment.finding import Finding, Trained
@@ -40,9 +42,11 @@ from copfl.experiment.models.client_models import (
     received_model,
 )
 from copfl.experiment.models.new_clients import NEW_CLIENTS
+from copfl.experiment.own_models import kinds_of
 from copfl.experiment.result import Result
 from copfl.experiment.rivals import rivals_of
 from copfl.experiment.run_record import FINDINGS
+from copfl.experiment.verdict import CHECK, check_of
 from copfl.settings import schema
 from copfl.settings.checking import options_of
 from copfl.settings.components import WRAPPERS
@@ -87,7 +91,10 @@ def train(
         alone = _alone(result, _each(told.on_round_alone, on_baseline_round))
         GAINS.keep(result, Analysis(alone, cross, constant))
     if experiment.settings.rivals:
-        RIVALS.keep(result, rivals_of(experiment, result.kept_model))
+        own = kinds_of(experiment.settings.own_models, experiment.clients)
+        RIVALS.keep(result, rivals_of(experiment, result.kept_model, own))
+        if result.verdict is not None:
+            CHECK.keep(result, check_of(experiment, result.verdict, result.kept_model, own))
     return result
 
 
@@ -182,6 +189,8 @@ def execute(
                 finding.keep(result, finding.measured(trained))
         if isinstance(models, InFolder):
             result.write_bundles(models)
+            if folder is not None and e.run.data.name not in DATASETS:
+                known_rows.write(folder.path, e.federation, result.client_names)
     return result
 
 

@@ -13,7 +13,7 @@ residuals in cells, which add up over sites as well.
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -295,15 +295,31 @@ def bins_of(columns: int, bins: int, like: Tensor) -> Bins:
     return Bins(knots.round().int().repeat(columns, 1), like.new_full((columns, bins - 1), NEVER))
 
 
+class _SameBits(torch.autograd.Function):
+    """The bits of each number as another type of the same size; before torch 2.13 vmap has no such `view`."""
+
+    @staticmethod
+    def forward(x: Tensor, type: torch.dtype) -> Tensor:
+        return x.view(type)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: integers have no gradient."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, type: torch.dtype) -> Any:
+        return _SameBits.apply(x, type), in_dims[0]  # type: ignore[no-untyped-call]
+
+
 def order_of(x: Tensor) -> Tensor:
     """The place of each number among all numbers in single precision; that of 0 is 0."""
-    bits = x.float().contiguous().view(torch.int32).long()
+    bits: Tensor = _SameBits.apply(x.float().contiguous(), torch.int32).long()  # type: ignore[no-untyped-call]
     return torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits).clamp(-LAST, LAST)
 
 
 def number_of(order: Tensor) -> Tensor:
     """The number at this place."""
-    numbers = order.abs().clamp(max=LAST).int().view(torch.float32)
+    numbers: Tensor = _SameBits.apply(order.abs().clamp(max=LAST).int(), torch.float32)  # type: ignore[no-untyped-call]
     return torch.where(order < 0, -numbers, numbers)
 
 

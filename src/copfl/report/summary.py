@@ -22,6 +22,7 @@ from copfl.experiment.analysis.gains import Gains, constant_text
 from copfl.experiment.coefficients import table as coefficients_table
 from copfl.experiment.folder import BASELINE
 from copfl.experiment.progress import span
+from copfl.experiment.verdict import sentences as verdict_sentences
 from copfl.report import contributions
 from copfl.rivals.records import CONSTANT, TITLES
 from copfl.settings.schema import SELECTION
@@ -98,6 +99,10 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
     """
     experiment = result.experiment
     width = shutil.get_terminal_size((100, 24)).columns if out.isatty() else 100
+    if result.verdict is not None:
+        for line in verdict_sentences(result.verdict, result.check):
+            print(textwrap.fill(line, width), file=out)
+        print(file=out)
     models = "global: the global model; personal: the client's model after local training."
     notes, gains = [models], result.gains
     if gains is not None:
@@ -144,11 +149,13 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
         print(f"\n{as_text(coefficients_table(coefficients), width)}\n", file=out)
     if (contributed := _contributions(result)) is not None:
         print(f"\n{as_text(contributions.table(contributed), width)}", file=out)
-    if (of_honest := honest_gains(result)) is not None and (comparison := conclusion(of_honest)):
+    has_verdict = result.verdict is not None  # which has more evidence than the test rows alone
+    of_honest = None if has_verdict else honest_gains(result)
+    if of_honest is not None and (comparison := conclusion(of_honest)):
         print(f"\n{textwrap.fill(comparison, width)}\n", file=out)
-    if comparison := _against_rivals(result):
+    if not has_verdict and (comparison := _against_rivals(result)):
         print(f"{textwrap.fill(comparison, width)}\n", file=out)
-    for line in _by_site(result):
+    for line in () if has_verdict else _by_site(result):
         indent = "  " if line.startswith("- ") else ""
         print(textwrap.fill(line, width, subsequent_indent=indent), file=out)
     if comparison := advice(result):
@@ -344,7 +351,7 @@ def _columns(width: int, client: int, left_out: Sequence[str]) -> tuple[list[str
     for name in OPTIONAL:
         if sum(sizes[name] for name in names) <= width:
             break
-        names.remove(name)
+        names = [other for other in names if other != name]
     return names, max(5, width - sum(sizes[name] for name in names if name != "classes") - 2)
 
 

@@ -264,6 +264,19 @@ def test_a_run_that_waits(tmp_path: Path) -> None:
     )
 
 
+def test_a_site_that_is_away_is_named_where_the_round_ends_without_it(tmp_path: Path) -> None:
+    state = ServerState(tmp_path / "clinic", needed=2)
+    state.start()
+    state.begin_round(1)
+    for client in (0, 1):
+        state.log("accepted", round=1, client=client, bytes=10)
+    state.log("left", client=2, node="102")
+    with state.running():
+        said = str(page_of(state.app).conclusion[1])
+    assert said.startswith("Every upload that is needed has arrived")
+    assert said.endswith("west is not connected.")
+
+
 def test_a_phase_that_waits_names_the_member_alone(tmp_path: Path) -> None:
     """In secure sums no upload is accepted before all have arrived."""
     state = ServerState(tmp_path / "clinic", needed=3)

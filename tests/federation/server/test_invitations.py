@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
+from copfl.data.contract.check import ContractCheck, ContractDifference
 from copfl.errors import UsageError
 from copfl.federation.node.acceptance import accept, approve, pending
 from copfl.federation.operations import joining, watched
@@ -21,7 +22,7 @@ from copfl.federation.operations.status import status
 from copfl.federation.policy.refusal import PolicyError
 from copfl.federation.protocol import invitation
 from copfl.federation.protocol.chained_log import AUDIT, append
-from copfl.federation.protocol.invitation import JOINS, MISFITS, InvitationAnswer, Misfit
+from copfl.federation.protocol.invitation import JOINS, MISFITS, InvitationAnswer, Misfit, read_answer
 from copfl.federation.protocol.keys import SigningKey, is_signed, new_key
 from copfl.federation.protocol.node_config import NodeConfig
 from copfl.federation.protocol.proposal import KEY, members_fingerprint
@@ -145,6 +146,16 @@ def test_data_that_do_not_fit_are_named_by_their_columns_alone(tmp_path: Path) -
     write_rows(tmp_path / "north.csv")
     found = joining.checked(site.invitation, site.options["data"])
     assert invitations.receive(app, joining.answer(site, found)[1]) == WAITS
+
+
+def test_an_answer_has_room_whatever_differs(tmp_path: Path) -> None:
+    """The server refused the answer of a site with the wrong file, whose columns were all named."""
+    site = joined(coordinated(tmp_path, "north"), "north", tmp_path)
+    long = "\N{BRAIN}" * 150
+    differences = [ContractDifference(f"{n}{long}", "missing_column", "") for n in range(5000)]
+    said, document = joining.answer(site, ContractCheck(30, tuple(differences)))
+    assert read_answer(document) == said
+    assert str(said.misfits[-1]) == "other columns differ, too"
 
 
 def test_a_site_tells_no_columns_but_the_contracts(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def init(
     """Create a federation: settings, certificates and invitations."""
     from copfl.data.contract.file import read_contract
     from copfl.federation.server.invitations import check_names
+    from copfl.tables import listed
 
     if sys.stdin.isatty() and not (line or config or preset or contract or invite):
         contract, invite, host, is_summed = asked()
@@ -75,6 +76,13 @@ def init(
     )
     if agreed is not None and not agreed.is_frozen:
         print("Its contract is open: the members agree on the rest by sums before the training")
+    if agreed is not None and (guesses := [column for column in agreed.columns if column.guess]):
+        ranges = [f"{c.name} {c.minimum:g} to {c.maximum:g}" for c in guesses]
+        print(
+            f"These ranges are guesses from one site's table: {listed(ranges, drafting.SHOWN)}. The sites see "
+            f"them as such; to set others, correct {contract}, delete its lines `guess`, and begin again in "
+            "a new folder"
+        )
     if (authority := flower_app.authority_of(folder)).exists():
         print(f"The keys of the coordinator and of the authority are in {authority}: move it off the server")
     if invite:

@@ -166,12 +166,13 @@ def of_indices(value: Any, who: str) -> Partition:
         train, test = ([np.asarray(part) for part in side] for side in value)
     except (TypeError, ValueError):
         train, test = [], []
-    if not train or not all(p.size == 0 or (p.ndim == 1 and p.dtype.kind in "iu") for p in (*train, *test)):
+    parts = [*train, *test]
+    if not train or not all((part.ndim == 1 and part.dtype.kind in "iu") or not part.size for part in parts):
         raise UsageError(
             f"{who} is {type(value).__name__}, which says not who has which samples; it must be {INDICES}"
         )
-    parts = [[part.astype(np.int64).reshape(-1) for part in side] for side in (train, test)]
-    return Partition(tuple(parts[0]), tuple(parts[1]))
+    of_train, of_test = (tuple(part.astype(np.int64).reshape(-1) for part in side) for side in (train, test))
+    return Partition(of_train, of_test)
 
 
 def distinct(parts: Parts) -> tuple[Indices, ...]:

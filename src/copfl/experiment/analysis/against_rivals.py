@@ -107,7 +107,7 @@ def of_sites(rivals: Rivals, personal: Numbers, names: Sequence[str], tested: Se
         ]
         return OfSites(
             f"Client by client, its model against {alone}: {', '.join(counts)}. By the 95 % interval over each "
-            "client's own test rows. Where models are equally good, about 1 in 20 is called better or worse by chance.",
+            "client's own test rows.",
             [],
         )
     constant, points = metric.gain(rivals.constant, personal), " points" * metric.fraction

@@ -43,6 +43,7 @@ from copfl.tables import listed
 OPTIONS, AUTHORITY, KEY, ANSWER = "site.toml", "ca.pem", "site.key", "answer.json"  # in the site's folder
 SHOWN = 8  # names of columns, or of categories, in a sentence
 MOST_COLUMNS = 40  # of a contract that are listed
+MOST_MISFITS = 40  # that the coordinator is told: an answer has few bytes
 LONGEST = 24  # characters of a name, of which those behind it are below each other
 UNIT = """# The node of {site} in the federation {federation}, which survives a restart of this machine.
 [Unit]
@@ -53,7 +54,7 @@ After=network-online.target
 [Service]
 User={user}
 Environment=FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME={folder}/.flwr
-ExecStart={python} -m copfl site start {folder}
+ExecStart={python} -P -m copfl site start {folder}
 Restart=on-failure
 LimitNOFILE=16384
 MemoryMax=80%
@@ -292,7 +293,10 @@ def _column(column: Column, is_text: bool) -> str:
     parts += [f"in {column.unit[:LONGEST]}"] if column.unit else []
     low, high = ("" if bound is None else f"{bound:g}" for bound in (column.minimum, column.maximum))
     parts += (
-        [f"{low} to {high}" if low and high else f"from {low}" if low else f"up to {high}"]
+        [
+            (f"{low} to {high}" if low and high else f"from {low}" if low else f"up to {high}")
+            + " (a guess)" * column.guess
+        ]
         if low or high
         else []
     )
@@ -395,13 +399,10 @@ def answer(site: JoinedSite, compared: ContractCheck | None = None) -> tuple[Inv
         site: The one that joins.
         compared: How its data differ from the contract; only the names of the contract's columns are told.
     """
-    misfits = (
-        ()
-        if compared is None
-        else tuple(
-            dict.fromkeys(Misfit(d.column[:100], d.what) for d in compared.differences if not d.is_note)
-        )
-    )
+    differences = () if compared is None else compared.differences
+    misfits = tuple(dict.fromkeys(Misfit(d.column[:100], d.what) for d in differences if not d.is_note))
+    if len(misfits) > MOST_MISFITS:
+        misfits = (*misfits[:MOST_MISFITS], Misfit("", "more"))
     state = LEAVES if site.has_left else MISFITS if misfits else JOINS
     key = site.key
     answered = InvitationAnswer(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from copfl.choosing.exceptions import FEWEST_ROWS, are_better, site_gains
+from copfl.verdict.exceptions import FEWEST_ROWS, are_better, site_gains
 
 NAN = np.nan
 Rows = list[np.ndarray]

@@ -30,11 +30,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl.choosing.drawn import Choose, Losses, Site, all_rows, drawn, moments, sites_of
 from copfl.errors import UsageError
 from copfl.rivals.records import Array
 from copfl.stats import LEVEL, Interval, Numbers, holm, mean_of_known, outside, over_seeds, t_quantile
 from copfl.tables import plain
+from copfl.verdict.drawn import Choose, Losses, Site, all_rows, drawn, moments, sites_of
 
 DRAWS = 2_000
 EQUAL = 1e-9  # differences, as a fraction of the losses, that are rounding

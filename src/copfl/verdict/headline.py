@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from copfl.choosing.verdict import BETTER, EQUALLY, UNKNOWN, WORSE, Estimate, Verdict
 from copfl.rivals.records import Array
 from copfl.stats import t_quantile
+from copfl.verdict.verdict import BETTER, EQUALLY, UNKNOWN, WORSE, Estimate, Verdict
 
 MOST_ROWS = 20  # of the chart; of more sites the middle is folded
 MEAN = "All sites (mean)"

@@ -203,11 +203,11 @@ def test_what_cannot_search_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="spend privacy; name the number of rounds"):
         with_found_rounds(private)
     with pytest.raises(SettingError, match="does not fit a comparison"):
-        copfl.compare(
-            ["fedavg"],
+        copfl.sweep(
+            {"batch": [8, 16]},
             "wine",
             base_tables={"run": {"find_rounds": "first"}},
-            out=tmp_path / "comparison",
+            out=tmp_path / "sweep",
             seeds=[0],
         )
 

@@ -52,7 +52,8 @@ def test_a_table_is_described_and_run_with_its_clients(here: Path, capsys: Captu
     rows = [{key: value for key, value in row.items() if key in ("age", "town")} for row in ROWS[:3]]
     write_csv(here / "new.csv", rows)
     answer = called(capsys, "predict", "a", "--client", 0, "--data", "new.csv")
-    assert (answer.code, answer.err) == (0, "")
+    assert answer.code == 0
+    assert "3 of 3 samples are among those that this model was trained on, or equal one" in answer.err
     assert len(re.findall(r"\b(?:yes|no)\b", answer.out)) >= 3
 
 
@@ -94,6 +95,42 @@ def test_a_column_of_times_is_kept_where_its_owner_says_so(here: Path, capsys: C
     kept = called(capsys, *words, "--set", "data.keep_time=true").out
     assert "is not learned from" not in kept
     assert re.search(r"numbers, standardised: .*year", kept)
+
+
+def test_a_model_is_not_praised_for_rows_that_it_was_trained_on(here: Path, capsys: Capture) -> None:
+    """Rows of the file that trained are recognised, those that were tested are not, and the folder says which."""
+    write_csv(here / "t.csv", [{**row, "age": str(20 + n / 7)} for n, row in enumerate(ROWS)])
+    run = (
+        "-a",
+        "fedavg",
+        "--model",
+        "mlp",
+        "-s",
+        "model.width=4",
+        "-r",
+        1,
+        "-s",
+        "run.rivals=false",
+        "-o",
+        "a",
+    )
+    assert called(capsys, "run", "-d", "t.csv", "--target", "ill", "--client", "site", *run).code == 0
+    uses = [line.split(",") for line in (here / "a" / "rows.csv").read_text().splitlines()]
+    assert uses[0] == ["row", "client", "use"]
+    assert [int(number) for number, _, _ in uses[1:]] == list(range(1, len(ROWS) + 1))
+    trained = sum(use == "train" for _, _, use in uses[1:])
+    words = ("a", "--client", 0, "--data", "t.csv")
+    for command in ("evaluate", "predict"):
+        said = " ".join(called(capsys, command, *words).err.split())
+        assert f"{trained} of {len(ROWS)} samples are among those that this model was trained on" in said
+        assert "says which rows are test rows" in said
+    lines = (here / "t.csv").read_text().splitlines()
+    tested = [lines[int(number)] for number, _, use in uses[1:] if use == "test"]
+    (here / "test.csv").write_text("\n".join([lines[0], *tested]) + "\n")
+    assert "among those" not in called(capsys, "evaluate", "a", "--client", 0, "--data", "test.csv").err
+    assert called(capsys, "export", "a", "--client", 0, "--out", "sent").code == 0
+    assert not list((here / "sent").rglob("fingerprints*"))
+    assert "among those" not in called(capsys, "evaluate", "sent", "--data", "t.csv").err
 
 
 def test_the_upper_folders_of_images_are_the_clients(here: Path, capsys: Capture) -> None:

@@ -23,6 +23,7 @@ from copfl.comparison.jobs.runner import all_done
 from copfl.comparison.jobs.starts import Starts
 from copfl.comparison.results.remarks import (
     few_seeds,
+    found_rounds,
     title_of,
     tuning_notes,
     undefined_values,
@@ -30,7 +31,7 @@ from copfl.comparison.results.remarks import (
     values_at_the_end,
 )
 from copfl.comparison.results.results import Record, paired, read_record
-from copfl.comparison.results.tables import Comparison, ComparisonRow, still_rising
+from copfl.comparison.results.tables import Comparison, ComparisonRow, past_their_best, still_rising
 from copfl.comparison.results.writing import write
 from copfl.comparison.rivals import seed_rivals
 from copfl.comparison.rows import suitability
@@ -54,6 +55,7 @@ from copfl.comparison.rows.entry_settings import (
     row_settings,
     with_one_optimizer,
 )
+from copfl.comparison.rows.rounds import RowRounds
 from copfl.comparison.rows.spaces import EXAMPLE, Space, cells, check_by_setting, grid_of, space_of
 from copfl.comparison.rows.suitability import reasons
 from copfl.core.algorithm import AnyAlgorithm
@@ -126,12 +128,14 @@ def compare(
     named_code.name(code, modules_of(named))
     rows = entries_of(named)
     base = with_one_optimizer(common_of(dataset, settings))
+    base["run"] = {"find_rounds": "auto", **base.get("run", {})}
     seeds, space = check_seeds(seeds), space_of(tune or {}, "tune")
     tune_seeds = check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "tune_seeds")
     _check_rows(rows, base, space, last, jobs)
     check_own("tune", space)
     tries = tuning.trials_of(space, trials)
-    plan = tuning.ComparisonPlan(Path(out), seeds, tune_seeds, validation, last)
+    rounds = RowRounds(Path(out) / "rounds", seeds[0])
+    plan = tuning.ComparisonPlan(Path(out), seeds, tune_seeds, validation, last, rounds)
     settled, spaces_of = list[RowSettings](), dict[str, Space]()
     for entry in rows:
         row = row_settings(entry, base)
@@ -155,15 +159,18 @@ def compare(
     forecast.later += tuning.rounds_of(plan, settled, spaces, tries)
     with pool_for(experiment, jobs) as pool:
         run = partial(all_done, pool=pool, executor=executor, forecast=forecast)
+        rounds.search(plan.tried(settled, spaces), pool, executor)
         metric, tune_all = experiment.task.metrics[0], partial(run, what="tuning runs")
         tuned = tuning.tuned(plan, settled, spaces, tries, metric, tune_all)
+        how: dict[str, Any] = {"last": last, "rounds": rounds}
         final = [
             [
-                job_of(plan.out / "runs", row.label, row.with_settings(best.chosen), seed, last=last)
+                job_of(plan.out / "runs", row.label, row.with_settings(best.chosen), seed, **how)
                 for seed in seeds
             ]
             for row, best in zip(settled, tuned, strict=True)
         ]
+        forecast.later = sum(job.rounds for of_row in final for job in of_row)  # now that they are known
         records = _records(final, run)
     rivals = seed_rivals([*settled[0].layers, suitability.CHECK if executor else {}], seeds)
     against = records[labels.index(chosen)]
@@ -175,10 +182,10 @@ def compare(
         for row, runs, best in zip(settled, records, tuned, strict=True)
     ]
     notes = remarks + few_seeds(seeds) + undefined_values(table) + values_at_the_end(table)
-    notes += tuning_notes(table, spaces)
-    title = "; ".join([title_of(final[0][0], seeds), *unequal(table)])
+    notes += tuning_notes(table, spaces) + found_rounds([of_row[0] for of_row in final], seeds[0])
+    title = "; ".join([title_of([of_row[0] for of_row in final], seeds), *unequal(table)])
     result = Comparison(title, table, seeds, last, chosen, notes=notes, rivals=rivals)
-    result.notes.extend(still_rising(result))
+    result.notes.extend([*still_rising(result), *past_their_best(result)])
     write(result, plan.out)
     return result
 
@@ -252,7 +259,7 @@ def sweep(
         run = partial(all_done, pool=pool, executor=executor, forecast=forecast)
         records = _records(final, run)
     table = [ComparisonRow(entry, runs) for entry, runs in zip(rows, records, strict=True)]
-    title = f"{one.label} on {title_of(final[0][0], seeds, grid)}"
+    title = f"{one.label} on {title_of([of_row[0] for of_row in final], seeds, grid)}"
     result = Comparison(
         title,
         table,
@@ -261,7 +268,7 @@ def sweep(
         over=grid,
         notes=few_seeds(seeds) + undefined_values(table) + values_at_the_end(table),
     )
-    result.notes.extend(still_rising(result))
+    result.notes.extend([*still_rising(result), *past_their_best(result)])
     write(result, Path(out))
     return result
 

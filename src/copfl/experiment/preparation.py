@@ -231,7 +231,7 @@ def task(run: Run, module: nn.Module, clients: FederatedData, algorithm: AnyAlgo
         total = sum(parameter.numel() for parameter in module.parameters())
         logger.info(f"the model has {total:,} parameters; {learned.d:,} are trained and sent")
     first = tree.row(clients.train.rows([0]), 0)
-    learned = learned.probed(first)
+    learned = learned.without_constants(first).probed(first)
     check_task(run.task, learned, first)
     if public := traits(algorithm).public:
         learned = dataclasses.replace(learned, public=clients.unassigned(public))

@@ -15,6 +15,7 @@ import numpy as np
 
 from copfl.core.algorithm import trained_alone
 from copfl.core.selection import BestRounds, has_ended
+from copfl.data.sets.datasets import DATASETS
 from copfl.engine import ranks, simulate
 from copfl.engine.halves import ClientHalves
 from copfl.engine.mapping import renewed
@@ -26,6 +27,7 @@ from copfl.experiment import folder as run_folder
 from copfl.experiment.analysis import evidence, gains, hints
 from copfl.experiment.analysis.against_rivals import RIVALS
 from copfl.experiment.analysis.gains import GAINS, Analysis
+from copfl.experiment.bundle import known_rows
 from copfl.experiment.experiment import Experiment
 from copfl.experiment.final import FINAL
 from copfl.experiment.finding import Finding, Trained
@@ -187,6 +189,8 @@ def execute(
                 finding.keep(result, finding.measured(trained))
         if isinstance(models, InFolder):
             result.write_bundles(models)
+            if folder is not None and e.run.data.name not in DATASETS:
+                known_rows.write(folder.path, e.federation, result.client_names)
     return result
 
 

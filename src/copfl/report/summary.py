@@ -348,7 +348,7 @@ def _columns(width: int, client: int, left_out: Sequence[str]) -> tuple[list[str
     widest = {"client": client, "rival": 7, "verdict": len(of_rivals.NO_USE)}
     sizes = {name: max(len(name), 5, widest.get(name, 0)) + 2 for name in COLUMNS}
     names = [name for name in COLUMNS if name not in left_out]
-    for name in OPTIONAL:
+    for name in (name for name in OPTIONAL if name not in left_out):
         if sum(sizes[name] for name in names) <= width:
             break
         names = [other for other in names if other != name]

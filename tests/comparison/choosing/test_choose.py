@@ -40,6 +40,7 @@ from copfl.comparison.rows.entries import Entry, entry_of
 from copfl.comparison.rows.entry_settings import with_one_optimizer
 from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import RunFolder
+from copfl.report import choice_page
 from copfl.settings.complete import complete
 from tests.commands import called
 from tests.data.test_survival import cohort, written
@@ -408,6 +409,17 @@ def test_a_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     how: dict[str, Any] = {"base_tables": BASE, "out": tmp_path / "out", "budget": 40, "seeds": (0, 1)}
     found = copfl.choose(["fedavg", "fedper", "ditto", "lg_fedavg"], **how)
     assert {row.label for row in found.ranking} == {"fedavg", "fedper", "ditto", "lg_fedavg", "local"}
+    shown = choice_page.document_of(tmp_path / "out")
+    assert shown.title == str(found).splitlines()[0]
+    assert shown.conclusion[:2] == [line for line in found.answer if not line.startswith("Tested")]
+    assert (
+        shown.conclusion[-1]
+        == f"The choice, trained on all training samples: copfl report {found.folder / 'chosen'}"
+    )
+    assert len(shown.tables[0].rows) == len([row for row in found.ranking if row.rounds])
+    (tmp_path / "early" / "race").mkdir(parents=True)
+    with pytest.raises(RunError, match="without a ranking: it was stopped, or its time was up"):
+        choice_page.is_choice(tmp_path / "early")
     assert found.ranking[0].status == "chosen"
     assert found.ranking[0][1:3] == (6, 2)
     assert {row[1:3] for row in found.ranking} == {(6, 2), (5, 1)}

@@ -38,6 +38,7 @@ from copfl.federation.protocol.proposal import Proposal, Rotation, rotation_stat
 from copfl.federation.protocol.secure_members import Subject, context_of, keys_statement
 from copfl.federation.protocol.secure_sum import Floats, Keys, MaskedSum, neighbours
 from copfl.federation.protocol.settings import federation_of, settings_of
+from copfl.parts.mixed_model import unpacked
 from copfl.wire import Head, Packet
 from tests.federation.network import CONFIG, digits, node_of, write_nodes
 from tests.federation.signing import key_of, proposed
@@ -110,7 +111,8 @@ class Malicious:
         }
         given |= {"optimizer.lr": 0.1, **(config or {})}
         every = {k: v for k, v in CONFIG.items() if k != "session.run"} | given
-        self.settings = settings_of({k: v for k, v in every.items() if (k, v) != ("model.width", 0)})
+        left_out = (("model.width", 0), ("optimizer.lr", 0))
+        self.settings = settings_of({k: v for k, v in every.items() if (k, v) not in left_out})
         self.session, self.proposal = secrets.token_hex(8), proposal
         self.noise: dict[int, float] = {}  # what is added to the model that a client receives
         self.shown_keys: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
@@ -454,7 +456,7 @@ def found_rows(nodes: Nodes, found: Floats) -> int:
 MANY = 400
 UNIQUE_TIMES = SURVIVAL | {"task.cuts": [n + 0.5 for n in range(MANY)], "samples.classes": MANY}
 UNIQUE_CLASSES = {"samples.classes": MANY}
-MANY_OUTPUTS = {
+MANY_OUTPUTS: dict[str, tuple[Callable[[int, int], Any], dict[str, Any]]] = {
     "intervals": (
         lambda node, count: np.stack(
             [MANY // 5 * (4 - node) + 1.0 + np.arange(count) % 80, np.ones(count)], 1
@@ -469,9 +471,7 @@ MANY_OUTPUTS = {
 def test_a_sum_with_many_outputs_is_of_no_single_row(what: str, nodes: Nodes, tmp_path: Path) -> None:
     """Each class of one row, and each interval in which one row ends, was this row in the sum."""
     targets, settings = MANY_OUTPUTS[what]
-    few = {
-        n: config | {"data": config["data"]} for n, config in with_targets(nodes, tmp_path, targets).items()
-    }
+    few = with_targets(nodes, tmp_path, targets)
     arrays = dict(np.load(few[0]["data"]))
     arrays |= {name: arrays[name][:60] for name in ("x", "y")}
     np.savez(few[0]["data"], **arrays)
@@ -483,6 +483,32 @@ def test_a_sum_with_many_outputs_is_of_no_single_row(what: str, nodes: Nodes, tm
     assert found_rows(few, merged) == 0
     if what == "intervals":
         assert np.abs(merged).max() > 0.01  # they are learned from, in groups
+
+
+def test_products_of_columns_are_of_no_single_row(nodes: Nodes, tmp_path: Path) -> None:
+    """The sums of `levels` have a row of products for each column: one that a row alone has was this row."""
+    regression = {"samples.kind": "regression", "samples.classes": 1, "algorithm.name": "levels"}
+    config = {"model.name": "linear", "model.width": 0, "algorithm.varying": "none", "optimizer.lr": 0}
+    alone = with_targets(nodes, tmp_path, values)
+    for n, options in alone.items():
+        arrays = dict(np.load(options["data"]))
+        arrays["x"][:, 0, 0, 0] = 0
+        arrays["x"][-1:, 0, 0, 0] = 255 if n == 0 else 0
+        np.savez(options["data"], **arrays)
+    row = np.load(alone[0]["data"])["x"][-1].reshape(64)
+
+    def told(run: str) -> float:
+        asked = Malicious(alone, run=run, config=regression | config)
+        sums = asked.total(ALL)[: 2 + 66 * 67 // 2]
+        (products,) = unpacked(torch.from_numpy(sums), 1, 66, 0).g[:, 0].numpy()
+        usual = (0 - 0.3) / 0.37  # of the column
+        found = products[0, 1:64] - usual * products[64, 1:64]
+        return float(np.corrcoef(found, row[1:])[0, 1]) if np.abs(found).max() > 0.1 else 0.0
+
+    assert told("first") > 0.999  # what the policy's line is for
+    for options in alone.values():
+        write_policy(Path(options["state-dir"]) / FILE, Policy(least_rows=5))
+    assert told("second") < 0.9
 
 
 @pytest.mark.parametrize("wire_format", ["fp32", "bf16"])

@@ -52,6 +52,16 @@ def test_a_value_that_few_rows_have_does_not_count() -> None:
     assert counted("regression", values, mean=(0.0, 10.0), std=(1.0, 1.0))[0] == [0, 1, 2, 4]
 
 
+def test_a_value_of_a_column_counts_where_products_are_added_up() -> None:
+    x = torch.tensor([[0.0, n] for n in range(6)] + [[1.0, 9.0]])
+    train = Data(x, torch.tensor([0, 0, 0, 1, 1, 1, 1]), torch.tensor(7))
+    assert counted_rows(criterion("classification"), train, 3).left_out == 0
+    found = counted_rows(criterion("classification"), train, 3, has_products=True)
+    assert (found.left_out, found.train.x.tolist()) == (1, x[:6].tolist())
+    found = counted_rows(criterion("classification"), train._replace(y=train.y.flip(0)), 3, has_products=True)
+    assert found.train.x.tolist() == x[:4].tolist()  # the class of which two are left does not count either
+
+
 def test_few_events_do_not_count() -> None:
     y = [[float(n), n in (2, 5)] for n in range(1, 9)]
     assert counted("survival", y)[0] == [0, 2, 3, 5, 6, 7]
@@ -89,7 +99,7 @@ def test_no_combination_of_outputs_is_of_fewer_rows(columns: int, seed: int) -> 
         discrete, Data(torch.zeros(90), torch.tensor(y, dtype=torch.float32), torch.tensor(90)), least
     )
     logits = torch.zeros(len(found.train.y), len(cuts), requires_grad=True)
-    discrete.losses(logits, found.train.y).sum().backward()
+    discrete.losses(logits, found.train.y).sum().backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
     _, counts = np.unique(logits.grad.numpy().round(4), axis=0, return_counts=True)
     assert counts.min() >= least

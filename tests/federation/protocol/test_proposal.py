@@ -270,6 +270,20 @@ def test_proposals_that_wait_are_few(nodes: list[dict[str, Any]]) -> None:
     assert len(pending(state_of(nodes[0]))) == MOST_PENDING
 
 
+def test_strangers_do_not_push_out_what_the_known_coordinator_proposed(nodes: list[dict[str, Any]]) -> None:
+    """Whoever has a connection signs as many as it likes, with keys of its own."""
+    state = state_of(nodes[0])
+    write_policy(state / FILE, Policy(proposals=ProposalRules(by_hand=True)))
+    signed = proposed(CONFIG, nodes)
+    refused(nodes[0], CONFIG | {KEY: signed.text})
+    for n in range(MOST_PENDING + 3):
+        config = CONFIG | {"run.seed": n}
+        refused(nodes[0], config | {KEY: proposed(config, nodes, key=SigningKey(new_key())).text})
+    waiting = pending(state)
+    assert signed in waiting
+    assert len(waiting) == MOST_PENDING + 1
+
+
 def test_a_proposal_from_before_a_revocation_is_refused(nodes: list[dict[str, Any]]) -> None:
     """A server cannot bring a member back by the document that had it."""
     old = CONFIG | {KEY: proposed(CONFIG, nodes).text}

@@ -56,6 +56,7 @@ SIGNED_NUMBER = re.compile(r"[€$£]?\s*[+-]?\d[\d.,' ]*\s*[%€$£]?")  # 12 %
 # The options that name columns, in the order in which they are looked up.
 COLUMNS = ("target", "event", "start", "drop", "client", "text", "group", "time", "categories")
 DURATION = "make a column of numbers of it, such as the days from the first visit to the date"
+ROW = "\0row"  # beside the columns while rows are left out: their numbers in the file
 LONGEST_TEXT = 4096  # characters; a numpy array has the longest text's memory for every text
 
 
@@ -192,12 +193,16 @@ def from_tables(
     labelling = [*roles.targets, *roles.clients, *roles.groups, *roles.times, *roles.texts]
     rows, spare = sum(map(len, tables)), {column: tables[0].columns[column] for column in roles.unused}
     tables = [
-        DataTable({column: table.columns[column] for column in (*labelling, *roles.features)})
+        DataTable(
+            {column: table.columns[column] for column in (*labelling, *roles.features)}
+            | {ROW: column_of(np.arange(len(table)))}
+        )
         for table in tables
     ]
     words = [note for note in notes if note.startswith(READ_AS_MISSING)]
     with raised_as(DataError, "; ".join(("{}", *words)), DataError) if words else nullcontext():
         tables, missing_notes = _without_missing(tables, labelling, roles.features, missing)
+    numbers = [table.columns.pop(ROW).to_numpy() for table in tables]
     for table in tables:
         for column, cells in table.columns.items():
             check_plain(column, cells)
@@ -208,7 +213,11 @@ def from_tables(
         samples = _of_texts(tables, chosen, roles)
     else:
         samples = _of_columns(tables, chosen, chosen[0], roles, as_categories, encoders, missing)
-    data = _with_features(numbered, samples, group, time, split)
+    train, test = (
+        replace(part, row=own[part.x[:, 0]])
+        for part, own in zip((numbered.train, numbered.test), (numbers[0], numbers[-1]), strict=True)
+    )
+    data = _with_features(replace(numbered, train=train, test=test), samples, group, time, split)
     about_target = _doubtful_target(data, roles.targets) if kind is None else []
     are_all_rows = sum(map(len, tables)) == rows
     # Where encoders are agreed, the owner of the table has checked it against the contract.

@@ -24,7 +24,7 @@ from copfl.core.task import Personal, Task
 from copfl.data.clients.federation import tensors
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, Inputs, by_name, each
 from copfl.errors import CopflError, RunError, UsageError, above, raised_as, warn
-from copfl.experiment.bundle import building, description
+from copfl.experiment.bundle import building, description, known_rows
 from copfl.experiment.bundle.base import copy_base
 from copfl.experiment.bundle.description import Description
 from copfl.experiment.bundle.inputs import Labelled, Preparation
@@ -269,8 +269,11 @@ class Bundle:
             targets: A class or value for each sample.
             missing: As of `predict`.
         """
-        outputs = self._outputs_of(data, missing)
-        return self.measured(outputs, self.preparation.targets(targets))
+        x, notes, _ = self.preparation.of(data, missing)
+        y = self.preparation.targets(targets)
+        if said := [*notes, *filter(None, [known_rows.about(self.path, x, y)])]:
+            warn("; ".join(said))
+        return self.measured(self.outputs(x), y)
 
     def measured(self, outputs: NDArray[np.float64], y: NDArray[Any]) -> Evaluation:
         """The evaluation of predictions.

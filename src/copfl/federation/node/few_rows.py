@@ -2,8 +2,9 @@
 
 A sum has a vector for each output of the model: for each class, label, value or interval of time. Of an output that
 concerns one row alone it is this row. So rows of a class of which the node has fewer than its policy's `least_rows` do
-not count, and intervals are merged until as many end in each. The answer has the same form, whatever the targets are:
-nothing is refused, and the node's owner alone is told.
+not count, and intervals are merged until as many end in each. An algorithm that adds up products of columns has such a
+vector for each column of the samples, too. The answer has the same form, whatever the data are: nothing is refused, and
+the node's owner alone is told.
 """
 
 from itertools import combinations
@@ -12,12 +13,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from copfl.core import tree
 from copfl.core.criteria import Criterion, standardised_targets
 from copfl.core.task import Data
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, REGRESSION, SURVIVAL
 
+MOST_COMPARED = 100  # columns, of which every two are compared
 Targets = NDArray[np.float64]  # [n] or [n, columns]
 Mask = NDArray[np.bool_]  # of the rows
 
@@ -30,7 +33,7 @@ class CountedRows(NamedTuple):
     merged: int  # of the intervals of discrete time, how many have the end of another one
 
 
-def counted_rows(criterion: Criterion, train: Data, least: int) -> CountedRows:
+def counted_rows(criterion: Criterion, train: Data, least: int, *, has_products: bool = False) -> CountedRows:
     """The rows that count, with merged intervals of discrete time.
 
     A model of all sites has all intervals. A node that merges some says of a row alone that its event was before the
@@ -40,9 +43,21 @@ def counted_rows(criterion: Criterion, train: Data, least: int) -> CountedRows:
         criterion: Of the objective.
         train: The node's rows.
         least: How many rows of the node must have a target.
+        has_products: Whether the algorithm adds up products of the samples' columns.
     """
     if least <= 1 or criterion.kind == NEXT_TOKEN:
         return CountedRows(train, 0, 0)
+    found, size = _by_targets(criterion, train, least), -1
+    while has_products and isinstance(found.train.x, Tensor) and len(found.train.y) != size:
+        size = len(found.train.y)
+        columns = found.train.x.cpu().double().numpy().reshape(size, -1)
+        kept = _varied(_compared(columns) if columns.shape[1] <= MOST_COMPARED else columns, least)
+        found = _by_targets(criterion, _of(found.train, kept), least)
+    return found._replace(left_out=int(train.size - found.train.size))
+
+
+def _by_targets(criterion: Criterion, train: Data, least: int) -> CountedRows:
+    """The rows whose target enough rows have, with merged intervals of discrete time."""
     y, merged = train.y.cpu().double().numpy(), 0
     if criterion.kind == CLASSIFICATION:
         kept = _frequent(y, np.ones(len(y), bool), least)
@@ -67,10 +82,15 @@ def counted_rows(criterion: Criterion, train: Data, least: int) -> CountedRows:
         kept[:] = False
     if kept.all() and not merged:
         return CountedRows(train, 0, 0)
-    mask, left_out = torch.from_numpy(kept).to(train.y.device), len(y) - int(kept.sum())
-    targets = torch.from_numpy(y).to(train.y) if merged else train.y
-    x, targets = tree.each(lambda t: t[mask], (train.x, targets))
-    return CountedRows(Data(x, targets, train.size - left_out), left_out, merged)
+    known_train = train._replace(y=torch.from_numpy(y).to(train.y)) if merged else train
+    return CountedRows(_of(known_train, kept), len(y) - int(kept.sum()), merged)
+
+
+def _of(train: Data, kept: Mask) -> Data:
+    """Some of the rows."""
+    mask = torch.from_numpy(kept).to(train.y.device)
+    x, y = tree.each(lambda t: t[mask], (train.x, train.y))
+    return Data(x, y, train.size - int((~kept).sum()))
 
 
 def _frequent(y: Targets, among: Mask, least: int) -> Mask:

@@ -199,11 +199,13 @@ def _that_count(settings: TrainingSettings, node: Node, data: NodeData, *, is_fi
         is_first: Whether its owner is told, as in the first round.
     """
     least = node.policy.least_rows
-    train, left_out, merged = counted_rows(settings.task.criterion, data.train, least)
+    has_products = settings.run.algorithm.name == "levels"
+    criterion = settings.task.criterion
+    train, left_out, merged = counted_rows(criterion, data.train, least, has_products=has_products)
     if is_first and (left_out or merged):
         logging.getLogger("flwr").warning(
             "copfl: %d of this node's %d training rows do not count, and %d intervals are merged with others: fewer "
-            "than %d rows have their target [least_rows]",
+            "than %d rows are like them [least_rows]",
             *(left_out, int(data.train.size), merged, least),
         )
     if not int(train.size):

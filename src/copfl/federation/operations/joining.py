@@ -54,7 +54,7 @@ After=network-online.target
 [Service]
 User={user}
 Environment=FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME={folder}/.flwr
-ExecStart={python} -m copfl site start {folder}
+ExecStart={python} -P -m copfl site start {folder}
 Restart=on-failure
 LimitNOFILE=16384
 MemoryMax=80%

@@ -13,15 +13,15 @@ import torch
 
 import copfl
 from copfl.choosing import evaluate, first_run
-from copfl.choosing.evaluate import Evaluated, LossByRound, experiment_of, lowest_loss
-from copfl.choosing.first_run import Room, with_found_rounds
+from copfl.choosing.evaluate import Evaluated, LossByRound, Room, experiment_of, lowest_loss
+from copfl.choosing.first_run import with_found_rounds
 from copfl.choosing.folds import MOST_BY_STEPS
 from copfl.core import tree
 from copfl.core.evaluation import predicted
 from copfl.engine.rounds import Round
 from copfl.errors import UsageError
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.models.client_models import InMemory
-from copfl.experiment.result import Experiment
 from copfl.measures.calibration import DEVIATION
 from copfl.settings.checking import SettingError
 from copfl.settings.complete import complete

@@ -10,7 +10,7 @@ import numpy as np
 
 from copfl.choosing.verdict import BETTER, EQUALLY, UNKNOWN, WORSE, Estimate, Verdict
 from copfl.rivals.records import Array
-from copfl.stats import Interval, t_quantile
+from copfl.stats import t_quantile
 
 MOST_ROWS = 20  # of the chart; of more sites the middle is folded
 MEAN = "All sites (mean)"

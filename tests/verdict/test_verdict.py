@@ -9,8 +9,8 @@ from functools import partial
 
 import numpy as np
 import pytest
-from copfl.experiment.first_run.candidates import chosen
 
+from copfl.choosing.choice import choose
 from copfl.errors import UsageError
 from copfl.rivals.records import Array
 from copfl.verdict.drawn import Ints, Moments, all_rows, drawn, lowest, moments, sites_of, tables
@@ -77,7 +77,7 @@ def test_the_choice_on_moments_is_that_of_a_first_run(is_rmse: bool) -> None:
         losses = some_losses(seed, sizes, spread=0.05 if seed % 2 else 0.4)
         names = tuple(losses)
         found = lowest(all_rows(names, sites_of(losses)), alone=ALONE, is_rmse=is_rmse)[0]
-        expected = chosen(losses, is_rmse, 5, alone=ALONE)
+        expected = choose(losses, is_rmse, 5, alone=ALONE)
         assert tuple(names[n] for n in found) == expected.sites
         departures += len(expected.exceptions)
     assert departures > 10

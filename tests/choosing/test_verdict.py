@@ -116,6 +116,7 @@ def test_one_site_is_a_t_interval_with_the_factor_for_rows_that_models_share() -
     assert found.these.gain == 1.25
     assert found.error == pytest.approx(math.sqrt(11 / 48 * 2.25))
     assert found.these.high - 1.25 == pytest.approx(3.182446 * math.sqrt(11 / 48 * 2.25))
+    assert found.fresh.high - 1.25 == pytest.approx(3.182446 * math.sqrt(11 / 48 * 3.25))
     assert math.isnan(found.like_these.low)
     assert math.isnan(found.new_site.low)
     assert found.sites[0][:5] == pytest.approx((1.25, *found.these[1:], 1.25, 4))
@@ -132,7 +133,7 @@ def test_two_sites_have_an_interval_for_their_rows_and_none_for_a_new_site() -> 
     found = one_each([[1.0, 2.0, 1.5], [2.0, 1.0, 3.0]], [[1.5, 2.5, 2.5], [1.0, 2.0, 4.0]])
     assert math.isfinite(found.these.low)
     assert math.isnan(found.like_these.low)
-    assert "2 sites are too few to tell" in statements(found)[1]
+    assert "2 sites are too few to tell" in statements(found)[2]
 
 
 def test_units_count_and_not_rows() -> None:
@@ -149,16 +150,16 @@ def test_rows_of_one_fold_share_fewer_rows_with_each_other() -> None:
     assert found.sites[0].rows == 4
 
 
-def test_losses_are_carried_on_from_four_fifths_and_a_half_of_the_rows_to_all() -> None:
-    # Alone the loss is 1 + 1 / rows: 1 + 1.25 and 1 + 2 in units of 1 / n, so 2 of all rows; together it stays 1.
+def test_losses_are_carried_on_from_four_and_three_fifths_of_the_rows_to_all() -> None:
+    # Alone the loss is 1 + 1 / rows: 1 + 5/4 and 1 + 5/3 in units of 1 / n, so 2 of all rows; together it stays 1.
     size = 10
     losses = {"t": [np.ones(size)], "a": [np.full(size, 2.25)]}
-    halves = {"t": [np.ones(size)], "a": [np.full(size, 3.0)]}
+    pairs = {"t": [np.ones(size)], "a": [np.full(size, 1 + 5 / 3)]}
     how = {"together": ["t"], "alone": ["a"], "choose": only, "draws": 50}
-    assert corrected_gain(losses, halves=halves, **how).these.gain == pytest.approx(1.0)  # type: ignore[arg-type]
+    assert corrected_gain(losses, pairs=pairs, **how).these.gain == pytest.approx(1.0)  # type: ignore[arg-type]
     assert corrected_gain(losses, **how).these.gain == 1.25  # type: ignore[arg-type]
-    del halves["a"]  # to carry on one side alone would be unfair
-    assert corrected_gain(losses, halves=halves, **how).these.gain == 1.25  # type: ignore[arg-type]
+    del pairs["a"]  # to carry on one side alone would be unfair
+    assert corrected_gain(losses, pairs=pairs, **how).these.gain == 1.25  # type: ignore[arg-type]
 
 
 def test_other_metrics_are_those_of_the_same_choices() -> None:

@@ -19,7 +19,7 @@ def test_the_page_is_that_of_its_records() -> None:
 def test_a_division_is_judged_by_its_other_half() -> None:
     data = federation(NAMES[0], None)
     losses = halves(data, 0, (TOGETHER[0], *ALONE))
-    sizes = [sum(map(len, table[ALONE[0]])) for table in (losses.study, losses.of_half, losses.truth)]
+    sizes = [sum(map(len, table[ALONE[0]])) for table in (losses.study, losses.pairs, losses.truth)]
     assert sizes == [len(data.y) // 2] * 3
     assert all(np.isfinite(rows).all() for table in losses[:3] for of in table.values() for rows in of)
     found = judged(losses, data.is_rmse, draws=50)

@@ -22,6 +22,7 @@ from copfl.choosing.verdict import (
     as_json,
     corrected_gain,
     from_json,
+    pseudo_values,
 )
 from copfl.errors import UsageError
 from copfl.experiment.first_run.candidates import chosen
@@ -169,6 +170,24 @@ def test_other_metrics_are_those_of_the_same_choices() -> None:
     )
     assert found.others["the same"].gain == pytest.approx(found.these.gain)
     assert found.others["twice"].gain == pytest.approx(2 * found.these.gain)
+
+
+def test_the_pseudo_values_of_a_mean_are_its_rows_and_those_of_an_auc_have_its_mean() -> None:
+    rows = np.array([3.0, 1.0, 4.0, 1.5])
+    np.testing.assert_allclose(pseudo_values(lambda at: float(rows[at].mean()), 4), rows)
+    score, right = np.array([0.1, 0.4, 0.35, 0.8, 0.6, 0.2]), np.array([0, 0, 1, 1, 1, 0])
+
+    def auc(at: Array) -> float:
+        ill, well = score[at][right[at] == 1], score[at][right[at] == 0]
+        return float((ill[:, None] > well).mean())
+
+    assert pseudo_values(auc, 6).mean() == pytest.approx(auc(np.arange(6)))
+
+
+def test_a_site_of_one_row_does_not_cost_the_others_their_interval() -> None:
+    found = one_each([[1.0, 2.0, 1.5], [2.0, 1.0, 3.0], [1.0]], [[1.5, 2.5, 2.5], [1.0, 2.0, 4.0], [2.0]])
+    assert math.isfinite(found.these.low)
+    assert [site.word for site in found.sites] == [UNCLEAR, UNCLEAR, UNKNOWN]
 
 
 def test_what_was_chosen_by_chance_is_no_gain() -> None:

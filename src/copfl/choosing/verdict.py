@@ -25,7 +25,7 @@ docs/verdict.md has the rates.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -336,6 +336,18 @@ def _in_other(
     return _these_sites(found, _errors(found, shared, np.zeros(len(sites))), 0.0, shared)[0]
 
 
+def pseudo_values(metric: Callable[[Array], float], rows: int) -> Numbers:
+    """[rows], whose mean is a metric that is no mean over rows, such as an AUC: the jackknife's (Tukey 1958).
+
+    Args:
+        metric: Of the rows at these places.
+        rows: Their number, at least two.
+    """
+    every = np.arange(rows)
+    without = np.array([metric(np.delete(every, row)) for row in every])
+    return rows * metric(every) - (rows - 1) * without
+
+
 class _Errors(NamedTuple):
     """[sites]; nan: not known."""
 
@@ -382,7 +394,11 @@ def _errors(found: Measured, shared: Numbers, spread: Numbers) -> _Errors:
     with np.errstate(invalid="ignore", divide="ignore"):
         moderated = shared * (prior_freedom * prior + freedom * of_rows) / total / found.units + spread
     moderated = np.where(is_equal, 0.0, moderated)
-    rows = np.where((freedom > 0) | is_equal, shared * of_rows / found.units, moderated - spread)
+    if usable.any():  # what a site of one row has
+        usual = prior if prior_freedom else float(of_rows[usable].mean())
+        of_rows = np.where((freedom > 0) | is_equal, of_rows, usual)
+    with np.errstate(invalid="ignore"):
+        rows = np.where(is_equal | usable.any(), shared * of_rows / found.units, np.nan)
     return _Errors(rows, moderated, np.where(is_equal, FREEDOM, np.minimum(total, FREEDOM)))
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from studies.verdict.__main__ import PAGE, RECORDS, page_of
+from studies.verdict.folds import of_folds
 from studies.verdict.losses import ALONE, NAMES, TOGETHER, federation, halves
 from studies.verdict.rates import CASES, COMMON, LEVELS, MIXED, ROWS, rates
 from studies.verdict.study import judged
@@ -35,6 +36,15 @@ def test_intervals_and_names_are_right_in_simulated_federations(
     assert found.sites >= 0.9
     assert found.mean >= 0.88
     assert found.wrong <= 0.12
+
+
+def test_folds_promise_too_much_and_their_rows_too_little_error() -> None:
+    by_folds, carried_on = of_folds(30, 20, 3, 0.2, 40)
+    assert by_folds.bias > 0.7
+    assert abs(carried_on.bias) < 0.7
+    assert by_folds.variance > 1.3
+    assert by_folds.covered < carried_on.covered
+    assert carried_on.covered >= 85
 
 
 @slow

@@ -67,7 +67,9 @@ class HasARecordOfItsOwn(FedAvg):
 
 
 def test_an_own_record_of_a_client_needs_its_statistics() -> None:
-    with pytest.raises(UsageError, match=r"without `personal`.*method global_statistics\(self, task, client\)"):
+    with pytest.raises(
+        UsageError, match=r"without `personal`.*method global_statistics\(self, task, client\)"
+    ):
         check_algorithm(HasARecordOfItsOwn(), rounds=1)
     says = type(
         "Says",

@@ -88,18 +88,18 @@ class Layout:
         return put_together(spans, values, cut(w, spans, False))
 
     @cached_property
-    def _parameters(self) -> "Pieces":
+    def _parameters(self) -> Pieces:
         return self._pieces(self.names[: self.trained])
 
     @cached_property
-    def _buffers(self) -> "Pieces":
+    def _buffers(self) -> Pieces:
         return self._pieces(self.names[self.trained :])
 
     @cached_property
-    def _head(self) -> "Pieces":
+    def _head(self) -> Pieces:
         return self._pieces(self._names_in("head"))
 
-    def _pieces(self, names: Sequence[str]) -> "Pieces":
+    def _pieces(self, names: Sequence[str]) -> Pieces:
         all_shapes = dict(zip(self.names, self.shapes, strict=True))
         shapes = {name: all_shapes[name] for name in names}
         return Pieces(shapes, [math.prod(shape) for shape in shapes.values()])

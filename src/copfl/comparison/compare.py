@@ -52,6 +52,7 @@ from copfl.comparison.rows.entry_settings import (
     job_of,
     optimizer_of,
     row_settings,
+    with_device,
     with_one_optimizer,
 )
 from copfl.comparison.rows.spaces import EXAMPLE, Space, cells, check_by_setting, grid_of, space_of
@@ -121,8 +122,9 @@ def compare(
     named = rows_of(entries)
     named_code.name(code, modules_of(named))
     rows = entries_of(named)
-    base = with_one_optimizer(common_of(dataset, settings))
     log = log or (lambda line: None)
+    base = with_one_optimizer(common_of(dataset, settings))
+    base = base if executor else with_device(base, log)  # another machine finds its own
     seeds, space = check_seeds(seeds), space_of(tune or {}, "tune")
     tune_seeds = check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "tune_seeds")
     _check_rows(rows, base, space, last, jobs)

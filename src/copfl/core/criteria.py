@@ -350,10 +350,12 @@ class _Relative(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (grad,) = grads
         large = 4 * grad.abs().sum(-1, keepdim=True)
+        unit = large * (1 + torch.finfo(grad.dtype).eps) - large
         rounded = (grad + large) - large
-        largest = rounded.abs().argmax(-1, keepdim=True)
-        is_largest = torch.arange(grad.shape[-1], device=grad.device) == largest
-        return rounded - torch.where(is_largest, rounded.sum(-1, keepdim=True), 0)
+        rank = rounded.abs().argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+        rest = rounded.sum(-1, keepdim=True)  # a unit less of the largest, which notice it least
+        rounded = rounded - torch.where(rank < (rest.abs() / unit).floor(), rest.sign() * unit, 0)
+        return rounded - torch.where(rank == 0, rounded.sum(-1, keepdim=True), 0)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], values: Tensor) -> tuple[Tensor, int]:

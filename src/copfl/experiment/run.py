@@ -18,7 +18,7 @@ from copfl.experiment import folder as run_folder
 from copfl.experiment import records
 from copfl.experiment.first_run.first_run import completed_run
 from copfl.experiment.folder import RunFolder
-from copfl.experiment.preparation import prepare
+from copfl.experiment.preparation import on_device, prepare
 from copfl.experiment.process import left_as_found
 from copfl.experiment.result import Experiment, Result
 from copfl.experiment.rounds_search import with_found_rounds
@@ -64,7 +64,9 @@ def run(
     layer = arguments.tables(dataset, settings, None if isinstance(algorithm, Run) else algorithm)
     if record is not None and record.is_complete:
         _check_nothing_beside(layer, preset)
-        description = with_found_rounds(record) if record.run.find_rounds == "first" else record
+        description = on_device(record, lambda line: None)
+        if record.run.find_rounds == "first":
+            description = with_found_rounds(description)
         choice = None
     else:
         below = () if record is None else (record,)

@@ -80,7 +80,7 @@ class Everyday(TypedDict, total=False):
     batch_size: Annotated[int, "Samples per training step."]
     participation: Annotated[float, "Fraction of the clients in each round."]
     seed: Annotated[int, "Of all randomness of a run; a comparison has `seeds`."]
-    device: Annotated[str, '"cpu", "cuda", "cuda:N" or "auto".']
+    device: Annotated[str, '"cpu", "cuda", "cuda:N" or "auto", a GPU if there is one and it is faster.']
     data_dir: Annotated[str | Path, "Folder of the data sets."]
     target: Annotated[str, "The column of a table to predict; several with commas."]
     client: Annotated[str, "The column of a table that names the client."]

@@ -478,7 +478,13 @@ class RunSettings:
     augment: bool = setting(
         True, "Random crops and flips of images, on data sets that have them.", policy=Free()
     )
-    device: str = in_training("cpu", "cpu, cuda, cuda:N or auto.", "--device", not_in="init", same_run=ALL)
+    device: str = in_training(
+        "auto",
+        "cpu, cuda, cuda:N or auto; auto is a GPU if there is one and it is faster.",
+        "--device",
+        not_in="init",
+        same_run=ALL,
+    )
     engine: str = in_training(
         "auto",
         "auto, sequential, vmap or cuda_graph; auto is the fastest.",

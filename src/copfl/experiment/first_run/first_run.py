@@ -76,17 +76,18 @@ def completed_run(
         preset: The name of a preset, which is below the layers.
         tell: Gets a line about each step of a search.
     """
-    run = complete(*layers, preset=preset)
+    tell = tell or (lambda line: None)
+    run = preparation.on_device(complete(*layers, preset=preset), tell)
     if run.run.find_rounds != "first":
         return run, None
-    tell = tell or (lambda line: None)
+    named: Layer = {"run": {"device": run.run.device}}  # once, for every training of the choice
     plain = [layer for layer in layers if not isinstance(layer, Run)]
     says_how = bool(preset) or len(plain) < len(layers)  # a preset and a record say how to train
     if says_how or not is_open(run, plain):
         return with_found_rounds(run, tell), None
 
     def completed(layer: Layer) -> Run:
-        return complete(*plain, layer)
+        return complete(*plain, named, layer)
 
     if run.model.name == texts_search.NETWORK:
         return texts_search.chosen_for_texts(run, completed, tell), None

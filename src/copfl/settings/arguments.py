@@ -86,7 +86,7 @@ class Everyday(TypedDict, total=False):
     client: Annotated[str, "The column of a table that names the client."]
     text: Annotated[str, "The column of a table with the texts to learn from."]
     group: Annotated[
-        str, "The column of a table that says what belongs together, on one side of every split."
+        str, "The column of a table that says what of a site belongs together, on one side of every split."
     ]
     time: Annotated[str, "The column of a table that says when: the later rows of each client are test."]
     split: Annotated[int, "Seed of the draw of a table's test rows, which `seed` does not change."]

@@ -102,7 +102,7 @@ class Data(Component):
     client: str | None = in_data(None, "The column that names the client.", "--client")
     text: str | None = in_data(None, "The column of texts to learn from.", "--text")
     group: str | None = in_data(
-        None, "The column of a table that says what belongs together, on one side of every split.", "--group"
+        None, "The column of a table that says what of a site belongs together, on one side of every split.", "--group"
     )
     time: str | None = in_data(
         None, "The column of a table that says when: the later rows of each client are test.", "--time"

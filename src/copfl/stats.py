@@ -275,14 +275,14 @@ def over_seeds(means: Numbers, level: float = LEVEL) -> Interval:
 
 
 @lru_cache(maxsize=4096)  # a page has thousands of intervals, with a few numbers of seeds and of clients
-def t_quantile(probability: float, freedom: int) -> float:
+def t_quantile(probability: float, freedom: float) -> float:
     """Of the t distribution with these degrees of freedom."""
     from scipy.special import stdtrit  # what scipy.stats calls, whose import takes four times as long
 
     return float(stdtrit(freedom, probability))
 
 
-def outside(distance: float | Numbers, freedom: int) -> Numbers:
+def outside(distance: float | Numbers, freedom: float) -> Numbers:
     """The probability that a value of this t distribution is farther from 0 than `distance`."""
     from scipy.special import stdtr
 

@@ -14,6 +14,7 @@ from copfl.engine import autotune
 from copfl.experiment import preparation
 from copfl.experiment.preparation import on_device
 from copfl.settings.complete import complete
+from copfl.telling import heard
 
 
 @pytest.fixture
@@ -47,17 +48,20 @@ def test_the_faster_device_is_taken_and_named_in_a_line(
     with (
         mock.patch.object(autotune, "total_seconds", return_value=cpu),
         mock.patch.object(autotune, "gpu_seconds", return_value=gpu) as timed,
+        heard(lines.append),
     ):
-        assert on_device(run, lines.append).run.device == chosen
+        assert on_device(run).run.device == chosen
     assert timed.called == (gpu is not None)
-    assert [line for line in lines if text in line] == lines
+    (line,) = [line for line in lines if line.startswith("device ")]
+    assert line.startswith(text)
     assert asked == ["cpu", *(["cuda"] if gpu else [])]
 
 
 @pytest.mark.parametrize("settings", [{"workers": 2}, {"threads": 2}, {"device": "cpu"}])
 def test_what_only_a_cpu_has_decides(settings: dict[str, Any], asked: list[str]) -> None:
     run = complete({"algorithm": {"name": "fedavg"}, "run": settings})
-    assert on_device(run, pytest.fail).run.device == "cpu"
+    with heard(pytest.fail):
+        assert on_device(run).run.device == "cpu"
     assert not asked
 
 
@@ -66,7 +70,8 @@ def test_without_a_gpu_nothing_is_said_and_the_folder_names_the_cpu(tmp_path: Pa
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     run = complete({"algorithm": {"name": "fedavg"}})
-    assert on_device(run, lines.append).run.device == "cpu"
+    with heard(lines.append):
+        assert on_device(run).run.device == "cpu"
     assert not lines
     copfl.run("fedavg", model="mlp", rounds=1, out=tmp_path / "run")
     assert 'device = "cpu"' in (tmp_path / "run" / "run.toml").read_text()

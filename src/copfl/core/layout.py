@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from copfl.errors import UsageError
+from copfl.errors import UsageError, how_to_set
 from copfl.kernels.fused import joined
 
 
@@ -218,7 +218,8 @@ def _head(model: nn.Module, head: str | None, parameters: Iterable[str]) -> str:
     linears = [name for name, m in modules.items() if isinstance(m, nn.Linear) and ".lora_" not in name]
     if head is None and "head" not in modules and not linears:
         raise UsageError(
-            'the model has no Linear layer to be its head; name one of its modules, such as head="classifier"'
+            "the model has no Linear layer to be its head; name one of its modules, such as "
+            f"{how_to_set('model.head', 'classifier')}"
         )
     if head is None:
         trained = {name.rpartition(".")[0] for name in parameters}
@@ -226,7 +227,7 @@ def _head(model: nn.Module, head: str | None, parameters: Iterable[str]) -> str:
     if head not in modules:
         raise UsageError(
             f'the model has no module "{head}" to be its head; its Linear layers are: '
-            f'{", ".join(linears) or "none"}. Name the head, such as head="classifier"'
+            f"{', '.join(linears) or 'none'}. Name the head, such as {how_to_set('model.head', 'classifier')}"
         )
     return head
 

@@ -22,7 +22,7 @@ from copfl.core.augment import crop_and_flip
 from copfl.core.criteria import Criterion, classification, mean_of_valid
 from copfl.core.layout import Layout, layout_of
 from copfl.core.memory import Memory, recalled, vote
-from copfl.errors import UsageError
+from copfl.errors import UsageError, how_to_set
 from copfl.kernels.draws import Draws, Keyed, NotBatched
 from copfl.kernels.fused import without_kernels
 from copfl.kernels.modules import (
@@ -379,7 +379,7 @@ class Task:
         if not features:
             raise UsageError(
                 f'the model does not use its module "{self.layout.head}"; name the module that computes '
-                'the logits, such as head="classifier"'
+                f"the logits, such as {how_to_set('model.head', 'classifier')}"
             )
         if training and statistics:
             buffers = torch.cat([b.reshape(-1) for b in statistics.values()])

@@ -34,10 +34,11 @@ from copfl.data.samples import NEXT_TOKEN, Samples
 from copfl.errors import DataError, UsageError, at_least
 from copfl.experiment import process
 from copfl.experiment.analysis.gains import constant_answer
-from copfl.experiment.bundle.bundle import Bundle, load
+from copfl.experiment.bundle.bundle import Bundle
 from copfl.experiment.bundle.description import Score
 from copfl.experiment.bundle.places import OF_SERVER
 from copfl.experiment.folder import RunFolder
+from copfl.experiment.loading import load
 from copfl.experiment.models.client_models import TRAINED, vector_of
 from copfl.experiment.models.new_clients import UPDATES, WithoutServer
 from copfl.experiment.survival import hazard_of

@@ -25,6 +25,7 @@ from copfl.settings.policy_lines import (
     FunctionNames,
     ListedOption,
     ModelPart,
+    NumbersAtMost,
     Option,
     PolicyLine,
     Simulated,
@@ -102,7 +103,9 @@ class Data(Component):
     client: str | None = in_data(None, "The column that names the client.", "--client")
     text: str | None = in_data(None, "The column of texts to learn from.", "--text")
     group: str | None = in_data(
-        None, "The column of a table that says what of a site belongs together, on one side of every split.", "--group"
+        None,
+        "The column of a table that says what of a site belongs together, on one side of every split.",
+        "--group",
     )
     time: str | None = in_data(
         None, "The column of a table that says when: the later rows of each client are test.", "--time"
@@ -238,7 +241,9 @@ class Task:
         policy=Option(),
     )
     cuts: tuple[float, ...] = setting(
-        (), "Of discrete_time, the ends of the intervals, in the unit of the times.", policy=Option()
+        (),
+        "Of discrete_time, the ends of the intervals, in the unit of the times.",
+        policy=NumbersAtMost("bounds.intervals"),
     )
     code: str | None = setting(
         None,

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import torch
 
 from copfl.comparison.jobs.job import Job, placed
 from copfl.comparison.rows.entries import Base, Entry
+from copfl.comparison.rows.rounds import RowRounds
 from copfl.experiment.preparation import on_device
 from copfl.settings import arguments, presets
 from copfl.settings.checking import SettingError, parameters_of
@@ -110,6 +111,7 @@ def job_of(
     *,
     validation: float = 0.0,
     last: int | None = None,
+    rounds: RowRounds | None = None,
 ) -> Job:
     """The run of these layers of settings and this seed; a SettingError if it cannot be compared with others.
 
@@ -120,8 +122,9 @@ def job_of(
         seed: Of the run.
         validation: The fraction of the training samples that it is tested on; 0: on the test samples.
         last: The evaluations that a value is the mean of; None: the last third.
+        rounds: Finds the number of rounds where nobody named it; None: it is not looked for.
     """
-    run = complete(*layers, {"run": {"seed": seed}})
+    run = complete(*layers, {"run": {"seed": seed}}) if rounds is None else rounds.of(layers, seed)
     for field in declared(RunSettings):
         value, fitting = getattr(run.run, field.name), field.metadata["comparable"]
         if value not in fitting:
@@ -145,16 +148,15 @@ def common_of(dataset: arguments.Data, settings: Mapping[str, Any]) -> Tables:
     return {title: {**below.get(title, {}), **base.get(title, {})} for title in {**below, **base}}
 
 
-def with_device(base: Tables, log: Callable[[str], None]) -> Tables:
+def with_device(base: Tables) -> Tables:
     """The tables with the device named, once for all rows that train here; as they are where there is no GPU.
 
     Args:
         base: The settings of every row.
-        log: Gets the line that says which it is.
     """
     if base.get("run", {}).get("device", "auto") != "auto" or not torch.cuda.is_available():
         return base
-    device = on_device(complete(base), log).run.device
+    device = on_device(complete(base)).run.device
     return {**base, "run": {**base.get("run", {}), "device": device}}
 
 

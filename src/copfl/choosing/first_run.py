@@ -22,7 +22,7 @@ from copfl.errors import UsageError, option
 from copfl.experiment.choice import CHOICE, Choice
 from copfl.experiment.experiment import Experiment
 from copfl.experiment.own_models import models_by_client, size_of, written
-from copfl.experiment.preparation import prepare
+from copfl.experiment.preparation import on_device, prepare
 from copfl.experiment.rivals import FEATURES, RivalPlan, plan_of, rivals_beside, trained_rivals
 from copfl.experiment.training import NOTHING, Given, baseline_of
 from copfl.experiment.verdict import VERDICT
@@ -75,9 +75,10 @@ def completed_run(*layers: Layer | Run, preset: str = "") -> tuple[Run, Given]:
         layers: Settings by title and key, or an incomplete record; later ones win.
         preset: The name of a preset, which is below the layers.
     """
-    run = complete(*layers, preset=preset)
+    run = on_device(complete(*layers, preset=preset))
     plain = [layer for layer in layers if not isinstance(layer, Run)]
     says_how = bool(preset) or len(plain) < len(layers)  # a preset and a record say how to train
+    plain.append({"run": {"device": run.run.device}})  # once, for every training of the choice
     is_free = not says_how and is_open(run, plain)
     if run.run.find_rounds == "first":
         return _chosen(run, plain) if is_free else found_and_judged(run)
@@ -110,6 +111,7 @@ def found_and_judged(run: Run, has_verdict: bool = True) -> tuple[Run, Given]:
         run: As of `with_found_rounds`.
         has_verdict: Whether it has one, for which each site's models alone are needed.
     """
+    run = on_device(run)
     if run.privacy:
         raise UsageError(
             'run.find_rounds="first" trains twice, and noised uploads of the first training would also spend '

@@ -119,7 +119,7 @@ def found_and_judged(run: Run, has_verdict: bool = True) -> tuple[Run, Given]:
         )
     name = run.algorithm.name or "the method"
     room = Room.of(run)
-    off = dataclasses.replace(run, run=dataclasses.replace(run.run, find_rounds="off"))
+    off = dataclasses.replace(run, run=dataclasses.replace(run.run, find_rounds="off", rivals=False))
     alike, plan = None, None
     if run.run.rivals and has_verdict:
         alike = prepare(off)
@@ -163,7 +163,9 @@ def _chosen(run: Run, layers: Sequence[Layer], rounds: int = 0) -> tuple[Run, Gi
     room = Room.of(run)
     off = {"run": {"find_rounds": "off"}}
     features = _features(room.samples, room.folds.whole)
-    alike = prepare(completed({**off, "algorithm": {"name": "levels"}} if features else off))
+    # For the rows as rivals take them; it says nothing of rivals after the rounds, as they are trained now.
+    quiet: Layer = {"run": {**off["run"], "rivals": False}}
+    alike = prepare(completed({**quiet, "algorithm": {"name": "levels"}} if features else quiet))
     plan = plan_of(alike)
     has_rate = any("lr" in layer.get("optimizer", {}) for layer in layers)
     facts = Facts(

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -21,6 +22,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each of those processes wo
 import pytest
 from hypothesis import settings
 
+import copfl
 from tests.slow import SLOW
 
 sys.dont_write_bytecode = False  # or the workers of pytest would hand that variable on
@@ -42,6 +44,23 @@ def _names_no_code() -> Iterator[None]:
     from copfl.settings import named_code
 
     with named_code.scope():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _images_without_rivals() -> Iterator[int]:
+    """scikit-learn's models of pictures take seconds, and hundreds of tests train on digits."""
+    from copfl.experiment import rivals
+
+    most = rivals.MOST_VALUES
+    with mock.patch.object(rivals, "MOST_VALUES", 0):
+        yield most
+
+
+@pytest.fixture
+def rivals_of_images(_images_without_rivals: int) -> Iterator[None]:
+    """Images and signals have the rivals that a run gives them."""
+    with mock.patch("copfl.experiment.rivals.MOST_VALUES", _images_without_rivals):
         yield
 
 
@@ -161,3 +180,21 @@ def no_power_cut() -> Iterator[None]:
 
     with mock.patch.object(os, "fsync", fsync):
         yield
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Finished runs of the same four clients, by algorithm, which tests look at and do not change."""
+    home = tmp_path_factory.mktemp("runs")
+    for name in ("copfl", "local", "fedavg"):
+        copfl.run(
+            name,
+            clients=4,
+            rounds=5,
+            checkpoint_every=2,
+            model="mlp",
+            model_options={"width": 8},
+            algorithm_options={"budget": 0.5} if name == "copfl" else {},  # masks that grow
+            out=home / name,
+        )
+    return {name: home / name for name in ("copfl", "local", "fedavg")}

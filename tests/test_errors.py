@@ -99,7 +99,7 @@ def test_a_setting_is_named_as_the_user_gives_it(monkeypatch: pytest.MonkeyPatch
             "data_options={'drop': 'first name,id'}",
         ),
         ("data.group", "a $", "--group"): ("--group 'a $'", "group='a $'"),
-        ("kind", "regression", "--task"): ("--task regression", "kind='regression'"),
+        ("kind", "regression", "--task"): ("--task regression", "task='regression'"),
         ("task.metrics", "auc", "--metrics"): ("--metrics auc", "task={'metrics': 'auc'}"),
     }
     for arguments, (on_line, in_python) in cases.items():

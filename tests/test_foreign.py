@@ -37,20 +37,19 @@ from copfl.cli.main import app
 from copfl.comparison.rows import entry_file
 from copfl.data.clients.partition import FORMAT, Partition
 from copfl.errors import CopflError, RunError
-from copfl.experiment import final, records, survival, tree_views
+from copfl.experiment import reading, records
 from copfl.experiment.bundle import description
+from copfl.experiment.choice import CHOICE, Choice, Validated
 from copfl.experiment.export.mlflow_folder import _load_pyfunc
-from copfl.experiment.final import FinalEvaluation
+from copfl.experiment.final import FINAL
 from copfl.experiment.finished import cross_site
-from copfl.experiment.first_run import file as choice_file
-from copfl.experiment.first_run.candidates import FirstRunChoice, Validated
-from copfl.experiment.models import new_clients
-from copfl.experiment.models.new_clients import NewClients
-from copfl.experiment.survival import AtHorizon, Observed, RiskGroup, Survival
-from copfl.experiment.tree_views import Box, Dependence, Importance, TreeViews
+from copfl.experiment.models.new_clients import NEW_CLIENTS, NewClients
+from copfl.experiment.records import FinalEvaluation
+from copfl.experiment.survival import SURVIVAL, AtHorizon, Observed, RiskGroup, Survival
+from copfl.experiment.tree_views import TREES, Box, Dependence, Importance, TreeViews
 from copfl.federation.node import remembered_run
 from copfl.federation.node.report import site_of
-from copfl.report import comparison_page, document, page, run_data
+from copfl.report import comparison_page, document, page
 from copfl.report.page import RunsPage
 from copfl.settings import named_code, toml
 from copfl.settings.complete import complete
@@ -524,7 +523,7 @@ def test_a_pipe_is_no_file(tmp_path: Path) -> None:
 
 
 def page_of(folder: Path) -> str:
-    return document.render(page.document_of(run_data.read_all([folder])))
+    return document.render(page.document_of(reading.read_all([folder])))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -571,31 +570,29 @@ def test_random_files_of_a_run(file: str, world: World, mark: Path, tmp_path: Pa
     if file == "choice.json":
         by_site = {name: np.array([0.5, 0.7]) for name in ("levels", "trees", "forest")}
         validated = Validated(by_site, {"network": "it takes too long"}, False, 5)
-        choice_file.write(FirstRunChoice("levels", ("levels", "forest"), validated), folder)
+        CHOICE.write(Choice("levels", ("levels", "forest"), validated), folder)
     if file == "trees.json":
         root, leaf = Box("size ≤ 1", -1, 0, 0.5), Box("+0.1", 0, 1, 0.2)
         answers = (("yes", (0.1, 0.2)),)
         size = Dependence("size", ("1", "2"), True, answers)
         colour = Dependence("colour", ("blue", "red"), False, answers)
-        tree_views.write(
-            TreeViews((Importance("size", 0.7, 0.1),), (size, colour), (root, leaf, leaf)), folder
-        )
+        TREES.write(TreeViews((Importance("size", 0.7, 0.1),), (size, colour), (root, leaf, leaf)), folder)
     if file == "new_clients.json":
         by_count = {"4": np.array([0.5]), "all": np.array([0.6])}
-        new_clients.write(NewClients([7], by_count, by_count, np.array([0.5])), folder)
+        NEW_CLIENTS.write(NewClients([7], by_count, by_count, np.array([0.5])), folder)
     if file == "final.json":
-        rounds = len(run_data.read(folder, "run").records)
-        final.write(FinalEvaluation(rounds, [1], {"accuracy": np.array([0.5])}, [1]), folder)
+        rounds = len(reading.read(folder, "run").records)
+        FINAL.write(FinalEvaluation(rounds, [1], {"accuracy": np.array([0.5])}, [1]), folder)
     if file == "survival.json":
         curve = Observed("low risk", 3, (1.0, 2.0), (0.8, 0.5), (0.6, 0.3), (0.9, 0.7))
-        scores = np.full(len(run_data.read(folder, "run").sizes[0]), 0.2)
+        scores = np.full(len(reading.read(folder, "run").sizes[0]), 0.2)
         calibration = AtHorizon(2.0, (RiskGroup(3, 0.4, 0.5, 0.2, 0.8),))
-        survival.write(Survival(scores, scores, (curve,), (curve,), calibration, ()), folder)
+        SURVIVAL.write(Survival(scores, scores, (curve,), (curve,), calibration, ()), folder)
     original = (folder / file).read_bytes()
     for n, content in enumerate(json_versions(original, COUNT)):
         (folder / file).write_bytes(content)
         with WATCH.on() as seen:
-            ends(lambda: run_data.read(folder, "run"))
+            ends(lambda: reading.read(folder, "run"))
             if n % 8 == 0:  # a page takes some ten milliseconds
                 ends(lambda: page_of(folder))
         assert forbidden(seen, folder) == []

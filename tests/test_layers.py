@@ -13,13 +13,13 @@ import pytest
 from tests.sources import SOURCE, parsed
 
 LEVELS: list[set[str]] = [
-    {"errors"},
+    {"errors", "telling"},
     {"files", "foreign", "stats", "tables", "charts", "kernels"},
-    {"measures"},
+    {"measures", "sections"},
     {"core"},
     {"models", "data", "parts", "wire"},
     {"algorithms", "wrappers", "engine", "rivals"},
-    {"settings"},
+    {"settings", "verdict"},
     {"experiment", "testing"},
     {"choosing"},
     {"comparison", "report"},
@@ -31,7 +31,7 @@ LEVELS: list[set[str]] = [
 ROOMS: dict[str, list[str]] = {
     "comparison": ["jobs", "rows", "results", "choosing"],
     "data": ["clients", "tables", "sets", "contract"],
-    "experiment": ["models", "analysis", "bundle", "export", "first_run"],
+    "experiment": ["models", "analysis", "bundle", "export"],
     "federation": ["policy", "protocol", "node", "server", "operations", "machines"],
 }
 FLOWER = "flwr"  # the package; its private names are in one module

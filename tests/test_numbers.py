@@ -20,8 +20,9 @@ from copfl.engine.mapping import sequential
 from copfl.engine.rounds import Round, State
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import WireError
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.preparation import prepare
-from copfl.experiment.result import Experiment, Result
+from copfl.experiment.result import Result
 from copfl.settings.complete import complete
 from copfl.wire import Head
 from tests.kinds import KINDS, quick

@@ -229,7 +229,7 @@ FAILS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a function that divides": (
         lambda: copfl.run("fedavg", partition=lambda data: [data]),  # type: ignore[arg-type]
-        "must be a name or a mapping of settings, or a copfl.data.clients.partition.Partition",
+        r"must be a name, a mapping of settings, or a pair \(train, test\)",
     ),
     "the column of an index": (
         lambda: copfl.run("fedavg", FRAME.set_index("site"), **COLUMNS),

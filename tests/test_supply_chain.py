@@ -30,7 +30,7 @@ from copfl.data.sets import datasets
 from copfl.data.sets.download import fetch
 from copfl.engine import checkpoint
 from copfl.errors import CopflError, DataError
-from copfl.experiment.bundle.bundle import load
+from copfl.experiment.loading import load
 from copfl.files import write_bytes
 from tests.sources import parsed
 

@@ -14,6 +14,7 @@ from copfl.algorithms.copfl import COPFL
 from copfl.algorithms.fedavg import FedAvg
 from copfl.algorithms.fedper import FedPer
 from copfl.core import Adam, AnyAlgorithm, ClientOutput, tree
+from copfl.errors import UsageError
 from copfl.parts import Cowa, Pwpm
 from copfl.parts.averaging import Server, Total
 from copfl.settings import presets
@@ -37,6 +38,45 @@ def test_every_algorithm_obeys_the_contract(name: str) -> None:
 def test_the_engines_agree_on_adapters_without_norms(name: str) -> None:
     """Of the others, "samples of two arrays" has networks without norms."""
     dict(algorithm_checks(ALGORITHMS[name](), norm="none", rounds=1))["engines agree"]()
+
+
+def test_what_everybody_begins_with_is_no_leak() -> None:
+    """Of a norm that is frozen the running variance stays 1, as is the weight of each client in a plain mean."""
+    checks = dict(algorithm_checks(FedAvg(weights="equal"), norm="frozen", rounds=1))
+    checks["personal entries stay"]()
+
+
+class OwnRecord(NamedTuple):
+    w: Tensor
+    count: Tensor
+
+
+@dataclass(frozen=True)
+class HasARecordOfItsOwn(FedAvg):
+    """A client that keeps its whole last model, and how often it trained."""
+
+    def client_init(self, task: Any) -> Any:
+        return OwnRecord(task.initial, torch.zeros(()))
+
+    def global_model(self, task: Any, client: Any, down: Any) -> Any:
+        return torch.cat([down.w, client.w[task.d :]])
+
+    def client_update(self, task: Any, client: Any, down: Any, data: Any, plan: Any) -> ClientOutput:
+        trained = self.fit(task, self.global_model(task, client, down), (), data, plan)
+        return self.output(task, trained, data)._replace(client=OwnRecord(trained.w, client.count + 1))
+
+
+def test_an_own_record_of_a_client_needs_its_statistics() -> None:
+    with pytest.raises(
+        UsageError, match=r"without `personal`.*method global_statistics\(self, task, client\)"
+    ):
+        check_algorithm(HasARecordOfItsOwn(), rounds=1)
+    says = type(
+        "Says",
+        (HasARecordOfItsOwn,),
+        {"global_statistics": lambda self, task, client: client.w[task.d :]},
+    )
+    dict(algorithm_checks(says(), rounds=1))["engines agree"]()
 
 
 @slow  # that the engines agree with both: engine/test_mapping.py

@@ -12,12 +12,14 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from copfl.algorithms import ALGORITHMS
+    from copfl.choosing.run import run
     from copfl.comparison.choosing.choose import choose
     from copfl.comparison.compare import compare, sweep
     from copfl.comparison.results.tables import Comparison
-    from copfl.experiment.bundle.bundle import Bundle, load
+    from copfl.experiment.bundle.bundle import Bundle
+    from copfl.experiment.loading import load
     from copfl.experiment.result import Result
-    from copfl.experiment.run import resume, run
+    from copfl.experiment.run import resume
     from copfl.settings.complete import complete
     from copfl.settings.schema import Run
     from copfl.testing import check_algorithm
@@ -33,9 +35,9 @@ _MODULES = {
     "choose": "copfl.comparison.choosing.choose",
     "compare": "copfl.comparison.compare",
     "complete": "copfl.settings.complete",
-    "load": "copfl.experiment.bundle.bundle",
+    "load": "copfl.experiment.loading",
     "resume": "copfl.experiment.run",
-    "run": "copfl.experiment.run",
+    "run": "copfl.choosing.run",
     "sweep": "copfl.comparison.compare",
 }
 

@@ -20,6 +20,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Collection, Iterable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,14 @@ class UsageError(CopflError):
 
 class DataError(CopflError):
     """A data set that is missing, damaged, or does not fit the request."""
+
+
+class PartError(DataError):
+    """Of one part of a table. With other options the rest can be read, and what else is wrong be found."""
+
+    def __init__(self, message: str, **further: str) -> None:
+        super().__init__(message)
+        self.further = further  # options of the table; columns to drop are added to those that are dropped
 
 
 class RunError(CopflError):
@@ -102,6 +111,8 @@ def raised_as(kind: type[CopflError], message: str, *caught: type[Exception]) ->
 
 OF_THE_SHELL = re.compile(r"""[\s"'`$&|;<>()*?!#\\]""")  # no argument has these unless it is in quotes
 COMMAND_LINE = "COPFL_COMMAND_LINE"  # set in the environment, and so in child processes, by the command line
+# The modules of the user's that may be imported now, see `settings.named_code`: a command that is advised names them.
+NAMED: ContextVar[frozenset[str]] = ContextVar("NAMED", default=frozenset())
 
 
 @contextlib.contextmanager
@@ -120,12 +131,15 @@ def how_to_set(key: str, value: object, flag: str = "") -> str:
     """A setting as the user gives it: `--lr 0.1` or `--set optimizer.lr=0.1`, in Python `lr=0.1`."""
     table, _, name = key.rpartition(".")
     if COMMAND_LINE in os.environ:
-        argument = str(value) if flag else f"{key}={value}"
+        as_typed = str(value).lower() if isinstance(value, bool) else str(value)
+        argument = as_typed if flag else f"{key}={as_typed}"
         written = shlex.quote(argument) if OF_THE_SHELL.search(argument) else argument
         return f"{flag or '--set'} {written}"
     text = repr(value) if isinstance(value, str) else str(value)
     if name == "name":
         return f"{table}={text}"
+    if name == "kind":
+        return f"task={text}"
     if key in (
         "data.target",
         "data.client",
@@ -138,7 +152,9 @@ def how_to_set(key: str, value: object, flag: str = "") -> str:
         return f"{name}={text}"
     if table in ("algorithm", "data", "model", "partition"):
         return f"{table}_options={{{name!r}: {text}}}"
-    return f"task={{{name!r}: {text}}}" if table == "task" else f"{name}={text}"
+    if table in ("task", "server"):
+        return f"{table}={{{name!r}: {text}}}"
+    return f"{name}={text}"
 
 
 def option(name: str) -> str:
@@ -161,7 +177,8 @@ def to_resume(folder: object) -> str:
     Args:
         folder: Of the run.
     """
-    return in_words(f"`copfl resume {folder}`", f"`copfl.resume({str(folder)!r})`")
+    modules = f", code={own}" if (own := named_modules()) else ""
+    return in_words(f"`copfl resume {folder}{with_code()}`", f"`copfl.resume({str(folder)!r}{modules})`")
 
 
 def to_repeat(folder: object, **settings: object) -> str:
@@ -174,8 +191,19 @@ def to_repeat(folder: object, **settings: object) -> str:
     path = f"{folder}/run.toml"
     words = "".join(f" --set run.{name}={str(value).lower()}" for name, value in settings.items())
     layer = f", {{'run': {settings}}}" if settings else ""
-    in_python = f"`copfl.run(copfl.complete(tomllib.load(open({path!r}, 'rb')){layer}))`"
-    return in_words(f"`copfl run -c {path}{words}`", in_python)
+    modules = f", code={own}" if (own := named_modules()) else ""
+    in_python = f"`copfl.run(copfl.complete(tomllib.load(open({path!r}, 'rb')){layer}){modules})`"
+    return in_words(f"`copfl run -c {path}{words}{with_code()}`", in_python)
+
+
+def named_modules() -> list[str]:
+    """The user's modules that this command named, without those of the program itself."""
+    return sorted(module for module in NAMED.get() if module.partition(".")[0] not in ("copfl", "__main__"))
+
+
+def with_code() -> str:
+    """The options that a command needs to read a folder of this one, such as " --code mymodule"; mostly empty."""
+    return "".join(f" --code {module}" for module in named_modules())
 
 
 def warn(text: str) -> None:

@@ -5,6 +5,7 @@ experiment; each leaves the runs of the others alone. A run that has a record is
 """
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from copfl.settings.toml import Tables
 from studies.paper.experiments import Plan
 from studies.paper.findings import tuned
 from studies.paper.records import Store
+
+logger = logging.getLogger("copfl.reproduce")
 
 
 @dataclass
@@ -61,9 +64,9 @@ class Batch:
                 tried, waiting = len(waiting), [cells for cells in waiting if not self._run(cells, problems)]
             if waiting:
                 held = sum(bool(missing(plan, self.store)) for cells in waiting for plan in cells)
-                self.runner.log(f"{held} cells are left to other processes, which work on them")
+                logger.info(f"{held} cells are left to other processes, which work on them")
         except TimeIsUp:
-            self.runner.log("the time is up")
+            logger.info("the time is up")
         return count_left(plans, self.store), list(problems.values())
 
     def _run(self, cells: Sequence[Plan], problems: dict[str, str]) -> bool:
@@ -82,7 +85,7 @@ class Batch:
                     error = self._recorded(job, seconds)
                 if error is not None:
                     problems[job.id] = f"{job.title}: {error}"
-                    self.runner.log(f"failed: {problems[job.id]}")
+                    logger.info(f"failed: {problems[job.id]}")
             if not complete:
                 break
         return complete
@@ -95,7 +98,7 @@ class Batch:
             self.store.add(record, self.experiment)
         except CopflError as error:
             return error
-        self.runner.log(f"{job.title}: {100 * record.mean():.1f} % in {span(seconds)}")
+        logger.info(f"{job.title}: {100 * record.mean():.1f} % in {span(seconds)}")
         return None
 
 

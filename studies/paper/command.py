@@ -15,6 +15,7 @@ from copfl.cli import options
 from copfl.cli.options import argument, option
 from copfl.errors import AGAIN, RunError, UsageError, at_least, one_of, stoppable
 from copfl.settings.toml import Tables
+from copfl.telling import OF_ONE_RUN, heard
 
 STUDY = Path(__file__).parent
 app = typer.Typer(
@@ -110,7 +111,7 @@ def reproduce(
     on_cuda = machine["run"]["device"].startswith("cuda")
     end = math.inf if minutes is None else begin + 60 * minutes
     # A checkpoint of fifty ResNets is gigabytes; on a GPU a run ends before it would pay.
-    runner = Runner(log, end, pause=math.inf if on_cuda else PAUSE, batch_seeds=on_cuda)
+    runner = Runner(end, pause=math.inf if on_cuda else PAUSE, batch_seeds=on_cuda)
     left, problems, all_findings = 0, list[str](), list[findings.Findings]()
     for complete in chosen_experiments:
         part = experiments.only(complete, column or [], row or [])
@@ -131,7 +132,7 @@ def reproduce(
         if missing:
             if on is None:
                 device_of(device)  # an error now, and not one for every run
-            with stoppable(AGAIN), opened(on, runs) as executor:
+            with stoppable(AGAIN), opened(on, runs) as executor, heard(log, but_of=OF_ONE_RUN):
                 batch = Batch(part.name, store, runs, machine, replace(runner, executor=executor))
                 missing, failed = batch.run(plans)
             left, problems = left + missing, problems + failed

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from copfl.data.arrays import from_splits
 from copfl.data.clients.partition import Partition
-from copfl.data.samples import RISK, SURVIVAL, Dataset, Samples
+from copfl.data.samples import SURVIVAL
 from copfl.errors import UsageError
 from studies.published.flamby_heart import POOLED, adaptive, method
 from studies.published.table import Federation, Row, Settings, Table
@@ -24,7 +26,7 @@ REGIONS = 6
 def federations(data_dir: Path | None) -> Mapping[str, Federation]:
     """The regions, with the division of the source, and six that all have the training patients of all.
 
-    Columns are as in its file; none is standardised.
+    Columns are as in its file; none is standardised. Patients who were censored at once are left out.
     """
     if data_dir is None or not all((data_dir / name).is_file() for name in FILES):
         raise UsageError(
@@ -32,12 +34,23 @@ def federations(data_dir: Path | None) -> Mapping[str, Federation]:
         )
     patients, division = (pd.read_csv(data_dir / name) for name in FILES)
     table = division.merge(patients, on="pid", validate="one_to_one")
-    x = table.drop(columns=["pid", "fold", "fold2", "E", "T"]).to_numpy(np.float32)
-    samples = Samples(x, table[["T", "E"]].to_numpy(np.float32))  # some were censored at once: a time of 0
-    dataset = Dataset("flamby tcga", samples, samples, RISK, kind=SURVIVAL)
+    features = [name for name in table if name not in ("pid", "fold", "fold2", "E", "T")]
+
+    def side(name: str) -> tuple[NDArray[np.float32], NDArray[np.float32], list[str]]:
+        rows = table[table["fold2"].str.startswith(name)]
+        regions = rows["fold2"].str.removeprefix(name).tolist()
+        return rows[features].to_numpy(np.float32), rows[["T", "E"]].to_numpy(np.float32), regions
+
+    dataset = from_splits(
+        (side("train_"), side("test_")),
+        kind=SURVIVAL,
+        name="flamby tcga",
+        groups=list(map(str, range(REGIONS))),
+        leave_out=False,
+    )
     train, test = (
-        tuple(np.flatnonzero(table["fold2"] == f"{side}_{region}") for region in range(REGIONS))
-        for side in ("train", "test")
+        tuple(np.flatnonzero(samples.group == region) for region in range(REGIONS))
+        for samples in (dataset.train, dataset.test)
     )
     pooled = Partition((np.sort(np.concatenate(train)),) * REGIONS, test, "flamby, pooled")
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+import copfl
 from copfl.algorithms import Trees, trees
 from copfl.algorithms.trees import BEFORE, Server
 from copfl.core import Task, task_of, tree
@@ -18,11 +21,13 @@ from copfl.core.criteria import CRITERIA, regression
 from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
+from copfl.data.tables.columns import DataTable
+from copfl.data.tables.tables import from_tables
 from copfl.engine.mapping import sequential, vmap
 from copfl.errors import UsageError
 from copfl.models import MLP, build
 from copfl.models.trees import Trees as TreesModel
-from copfl.parts.boosting import NEVER, Bins, merged
+from copfl.parts.boosting import CELLS, NEVER, Bins, bins_of, merged, number_of, order_of
 from copfl.settings.complete import complete
 from copfl.testing import check_algorithm
 from tests.slow import slow
@@ -218,16 +223,81 @@ def test_bins_do_not_depend_on_the_unit_of_a_column() -> None:
     one, other = (
         grown(Trees(bins=8, least=3), each, rounds=BEFORE).server.grown.bins for each in (problem, moved)
     )
-    assert 1990 + 5 * one.edges[0].numpy() == pytest.approx(other.edges[0].numpy(), abs=1e-3)
+    first, second = (bins.of(torch.from_numpy(each.x)) for bins, each in ((one, problem), (other, moved)))
+    assert torch.equal(first, second)
 
 
 def test_a_constant_column_has_one_bin() -> None:
-    zeros = torch.zeros(1, dtype=torch.float64)
-    bins = Bins(zeros, zeros + 1, torch.full((1, 7), NEVER, dtype=torch.float64))
-    bins = bins.scaled(torch.tensor(3.0), zeros + 6, zeros + 12)
     x = torch.full((3, 1), 2.0, dtype=torch.float64)
-    counts = torch.bincount(bins.cells(x).flatten(), minlength=512)[None].double()
-    assert bins.with_edges(counts).edges.min() == NEVER
+    assert binned(x, 8).edges.min() == NEVER
+
+
+def binned(x: Tensor, bins: int) -> Bins:
+    """The bins of some rows, after as many counts as before the first tree."""
+    found = bins_of(x.shape[1], bins, x)
+    for _ in range(BEFORE):
+        counts = torch.stack([torch.bincount(cell, minlength=CELLS) for cell in found.cells(x).T]).double()
+        found = found.with_edges(counts).moved(counts)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("column", "least"),
+    [
+        ("999999", 8),  # in 1 % of the rows
+        ("unit", 15),  # of a fifth of the rows it is 1,000 times as small
+        ("far", 15),  # 1,000,000 more in all rows
+        ("zeros", 5),  # nine of ten rows
+    ],
+)
+def test_numbers_far_away_do_not_ruin_the_bins(column: str, least: int) -> None:
+    """Of 4,000 rows of a column every bin has few, however the others lie: no split is lost."""
+    numbers = np.random.default_rng(0).normal(size=4000)
+    x = {
+        "999999": np.where(np.arange(4000) % 100 == 0, 999_999.0, numbers),
+        "unit": np.where(np.arange(4000) % 5 == 0, 1000 * (numbers + 5), numbers + 5),
+        "far": 1_000_000 + numbers,
+        "zeros": np.where(np.arange(4000) % 10, 0.0, numbers),
+    }[column]
+    x = ((x - x.mean()) / x.std())[:, None]  # as a table gives it to the model
+    bins = binned(torch.from_numpy(x).float(), 32)
+    rows = torch.bincount(bins.of(torch.from_numpy(x).float()).flatten(), minlength=32)
+    used = rows[rows > 0]
+    assert len(used) >= least
+    together = 3600 if column == "zeros" else 0  # one value is in one bin
+    assert used[used != together].max() <= 3 * 4000 / 32
+
+
+def test_the_place_of_a_number_is_its_order() -> None:
+    numbers = torch.tensor([-3e38, -1.5, -1e-40, 0.0, 1e-40, 1.0, 1.0000001, 3e38])
+    order = order_of(numbers)
+    assert (order[1:] > order[:-1]).all()
+    assert order[3] == 0 == order_of(torch.tensor(-0.0))
+    assert torch.equal(number_of(order), numbers)
+
+
+@pytest.mark.parametrize("trouble", ["999999", "unit"])
+def test_trees_of_a_column_with_numbers_far_away_are_as_good_as_lightgbm(trouble: str) -> None:
+    """Of four sites; 1 % of 999999, or one site that has another unit."""
+    import lightgbm
+
+    rng = np.random.default_rng(1)
+    x, site = rng.normal((4, 0, 0), size=(1600, 3)), np.repeat(np.arange(4), 400)
+    y = np.sin(2 * x[:, 0]) + 0.5 * x[:, 1] + 0.3 * rng.normal(size=len(x))
+    if trouble == "unit":
+        x[site == 3, 0] *= 1000
+    else:
+        x[rng.permutation(len(x))[:16], 0] = 999_999
+    columns = {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2], "y": y, "site": [f"s{n}" for n in site]}
+    data = from_tables([DataTable.of(columns)], "far", target="y", client="site")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = copfl.run("trees", data, rivals=False)
+    theirs = lightgbm.LGBMRegressor(n_estimators=100, max_depth=3, learning_rate=0.1, max_bin=32, verbose=-1)
+    theirs.fit(data.train.x, data.train.y)
+    errors = (theirs.predict(data.test.x) - data.test.y) ** 2
+    expected = np.mean([np.sqrt(errors[data.test.group == n].mean()) for n in range(4)])
+    assert found.final("rmse").mean() <= 1.1 * expected
 
 
 # -- bins of few rows ---------------------------------------------------------------------------------------
@@ -361,9 +431,9 @@ def test_the_model_chooses_the_algorithm_and_the_algorithm_the_model() -> None:
 @pytest.mark.parametrize(
     ("data", "tables", "rounds"),
     [
-        ("wine", {"model": {"trees": 20}}, 2 + 20 * 3),
-        ("wine", {"model": {"trees": 20, "depth": 2}, "algorithm": {"own": 5}}, 2 + 15 * 2 + 1),
-        ("diabetes", {"task": {"loss": "absolute"}}, 2 + 100 * 4),
+        ("wine", {"model": {"trees": 20}}, BEFORE + 20 * 3),
+        ("wine", {"model": {"trees": 20, "depth": 2}, "algorithm": {"own": 5}}, BEFORE + 15 * 2 + 1),
+        ("diabetes", {"task": {"loss": "absolute"}}, BEFORE + 100 * 4),
     ],
 )
 def test_a_run_has_the_rounds_that_its_trees_need(data: str, tables: dict[str, Any], rounds: int) -> None:

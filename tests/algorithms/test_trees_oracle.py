@@ -191,7 +191,7 @@ def test_the_own_trees_of_a_site_are_those_of_the_oracle_on_its_residuals(name: 
     problem, how = case(name, x, rng), Setting(trees=3, penalty=6.0, least=3)
     edges = np.sort(rng.normal(size=(3, 6)), 1)
     eta = rng.normal(size=(60, problem.y.shape[1]))
-    bins = Bins(torch.zeros(3).double(), torch.ones(3).double(), torch.from_numpy(edges))
+    bins = Bins(torch.zeros(3, 17).int(), torch.from_numpy(edges))
     target = target_of(problem.criterion, problem.outputs, torch.zeros(0).double())
     growth = Growth(how.trees, DEPTH, how.rate, how.penalty, how.least)
     rows, targets, offsets = (torch.from_numpy(np.asarray(a)) for a in (x, problem.targets, eta))

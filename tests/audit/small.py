@@ -10,9 +10,9 @@ import numpy as np
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.folder import claimed
 from copfl.experiment.preparation import prepare
-from copfl.experiment.result import Experiment
 from copfl.experiment.training import execute
 from copfl.settings.complete import complete
 from tests.comparison.small import base, clouds

@@ -9,7 +9,8 @@ import torch
 from copfl.algorithms import ALGORITHMS
 from copfl.audit import replay
 from copfl.core import tree
-from copfl.experiment.result import Experiment, Result
+from copfl.experiment.experiment import Experiment
+from copfl.experiment.result import Result
 from copfl.experiment.training import execute
 from tests.audit.small import SIZES, experiment
 

@@ -40,7 +40,7 @@ def test_the_command_from_end_to_end(run: Path, capsys: Capture) -> None:
 def test_an_audit_without_a_terminal_prints_lines(
     run: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("copfl.experiment.progress.FIRST", 0)
+    monkeypatch.setattr("copfl.telling.FIRST", 0)
     line = ("audit", run, "--no-retrain", "--baselines", "none")
     answer = called(capsys, *line, "--out", tmp_path / "a")
     assert re.match(r"audit, round [\d,]+/[\d,]+: \d+:\d\d left\n", answer.err)

@@ -52,8 +52,85 @@ def test_a_table_is_described_and_run_with_its_clients(here: Path, capsys: Captu
     rows = [{key: value for key, value in row.items() if key in ("age", "town")} for row in ROWS[:3]]
     write_csv(here / "new.csv", rows)
     answer = called(capsys, "predict", "a", "--client", 0, "--data", "new.csv")
-    assert (answer.code, answer.err) == (0, "")
+    assert answer.code == 0
+    assert "3 of 3 samples are among those that this model was trained on, or equal one" in answer.err
     assert len(re.findall(r"\b(?:yes|no)\b", answer.out)) >= 3
+
+
+def test_everything_that_a_run_would_refuse_is_said_at_once(here: Path, capsys: Capture) -> None:
+    """No target, no site, texts that hardly repeat, and missing values: one answer."""
+    rows = [
+        {
+            "hospital": "abc"[n % 3],
+            "age": "" if n == 3 else str(n % 50),
+            "letter": f"patient {n} came in",
+            "ill": str(n % 2),
+        }
+        for n in range(1200)
+    ]
+    write_csv(here / "t.csv", rows)
+    answer = called(capsys, "data", "describe", "t.csv")
+    said = " ".join(answer.err.split())
+    assert answer.code == 2
+    assert "1. " in said
+    assert "name the column to predict with --target COLUMN" in said
+    assert "values are missing (rows of each column): age 1" in said
+    assert 'the column "letter" has' in said
+    assert 'the column "hospital" looks like a site' in said
+    answer = called(
+        capsys, "data", "describe", "t.csv", "--target", "ill", "--client", "hospital", "--task", "regression"
+    )
+    assert answer.code == 0
+    assert "kind      regression" in answer.out
+    assert "A run needs 2 more options:" in answer.out
+
+
+def test_a_column_of_times_is_kept_where_its_owner_says_so(here: Path, capsys: Capture) -> None:
+    rows = [{**row, "year": str(2000 + n)} for n, row in enumerate(ROWS)]
+    write_csv(here / "t.csv", rows)
+    words = ("data", "describe", "t.csv", "--target", "ill", "--client", "site", "--time", "year")
+    said = called(capsys, *words).out
+    assert 'the column "year" says when a row was, and is not learned from' in said
+    assert "to learn from it too: --set data.keep_time=true" in said
+    kept = called(capsys, *words, "--set", "data.keep_time=true").out
+    assert "is not learned from" not in kept
+    assert re.search(r"numbers, standardised: .*year", kept)
+
+
+def test_a_model_is_not_praised_for_rows_that_it_was_trained_on(here: Path, capsys: Capture) -> None:
+    """Rows of the file that trained are recognised, those that were tested are not, and the folder says which."""
+    write_csv(here / "t.csv", [{**row, "age": str(20 + n / 7)} for n, row in enumerate(ROWS)])
+    run = (
+        "-a",
+        "fedavg",
+        "--model",
+        "mlp",
+        "-s",
+        "model.width=4",
+        "-r",
+        1,
+        "-s",
+        "run.rivals=false",
+        "-o",
+        "a",
+    )
+    assert called(capsys, "run", "-d", "t.csv", "--target", "ill", "--client", "site", *run).code == 0
+    uses = [line.split(",") for line in (here / "a" / "rows.csv").read_text().splitlines()]
+    assert uses[0] == ["row", "client", "use"]
+    assert [int(number) for number, _, _ in uses[1:]] == list(range(1, len(ROWS) + 1))
+    trained = sum(use == "train" for _, _, use in uses[1:])
+    words = ("a", "--client", 0, "--data", "t.csv")
+    for command in ("evaluate", "predict"):
+        said = " ".join(called(capsys, command, *words).err.split())
+        assert f"{trained} of {len(ROWS)} samples are among those that this model was trained on" in said
+        assert "says which rows are test rows" in said
+    lines = (here / "t.csv").read_text().splitlines()
+    tested = [lines[int(number)] for number, _, use in uses[1:] if use == "test"]
+    (here / "test.csv").write_text("\n".join([lines[0], *tested]) + "\n")
+    assert "among those" not in called(capsys, "evaluate", "a", "--client", 0, "--data", "test.csv").err
+    assert called(capsys, "export", "a", "--client", 0, "--out", "sent").code == 0
+    assert not list((here / "sent").rglob("fingerprints*"))
+    assert "among those" not in called(capsys, "evaluate", "sent", "--data", "t.csv").err
 
 
 def test_the_upper_folders_of_images_are_the_clients(here: Path, capsys: Capture) -> None:

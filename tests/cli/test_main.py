@@ -48,7 +48,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COPFL_DATA", raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr("copfl.experiment.progress.FIRST", 3600)  # no line of progress on a slow machine
+    monkeypatch.setattr("copfl.telling.FIRST", 3600)  # no line of progress on a slow machine
     yield tmp_path
     for name in [n for n in sys.modules if n.partition(".")[0] == "mypackage"]:
         del sys.modules[name]

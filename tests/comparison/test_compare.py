@@ -71,6 +71,50 @@ def test_twice_gives_the_same_numbers_and_the_second_time_nothing_is_run(tmp_pat
     assert more.rows[0].per_seed()["accuracy"][:2] == first.rows[0].per_seed()["accuracy"]
 
 
+def test_an_edited_method_is_trained_again_and_the_file_is_named(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = "from dataclasses import dataclass\nfrom copfl.parts.averaging import Averaging\n"
+    method = """from edited_helper import sign
+@dataclass(frozen=True)
+class Mine(Averaging):
+    def client_update(self, task, client, down, data, plan):
+        w = self.global_model(task, client, down)
+        trained = self.fit(task, w, client.moments, data, plan, adjust=lambda p, grad: sign * grad)
+        return self.output(task, trained, data)
+"""
+    (tmp_path / "edited_method.py").write_text(head + method)
+    helper, said = tmp_path / "edited_helper.py", list[str]()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def compared(sign: int) -> list[float]:
+        """As of a new process."""
+        helper.write_text(f"sign = {sign}  # of the gradient\n")
+        for module in ("edited_method", "edited_helper"):
+            sys.modules.pop(module, None)
+        said.clear()
+        rows = ["edited_method:Mine", "fedavg"]
+        tables: dict[str, Any] = {**base(data), "optimizer": {"lr": 0.1}}
+        found = untuned(rows, seeds=[0], base_tables=tables, out=Path("out"), log=said.append)
+        return [row.per_seed()["accuracy"][0] for row in found.rows]
+
+    try:
+        first = compared(1)
+        assert compared(1) == first
+        assert said == ["2 of 2 runs are there already"]
+        second = compared(-1)
+        assert said[0] == "1 of 2 runs are there already"
+        assert said[1] == f"1 of 2 runs are trained again, as {helper} changed since"
+        assert second[0] < first[0]
+        assert second[1] == first[1]
+        assert compared(1) == first  # the first results are still there
+        assert said == ["2 of 2 runs are there already"]
+    finally:
+        for module in ("edited_method", "edited_helper"):
+            sys.modules.pop(module, None)
+
+
 def test_the_table_says_which_evaluations_count_and_warns_of_few_seeds(tmp_path: Path, data: Path) -> None:
     found = untuned(["fedavg", "local"], seeds=[0, 1], base_tables=base(data, rounds=6), out=tmp_path / "a")
     alone = [[run.curves["accuracy"] for run in row.outcomes] for row in found.rows]
@@ -216,9 +260,9 @@ def test_the_winner_of_the_tuning_is_what_is_run(tmp_path: Path, data: Path) -> 
         last=1,
     )
     assert [r.per_seed() for r in plain.rows] == [r.per_seed() for r in found.rows]  # the very same runs
-    assert found.notes[1:] == [
-        "At an end of the values tried, so a wider grid may do better: fedavg lr=0.3, local lr=0.3."
-    ]
+    at_an_end = "At an end of the values tried, so a wider grid may do better: fedavg lr=0.3, local lr=0.3."
+    assert found.notes[1] == at_an_end
+    assert [note.partition(":")[0] for note in found.notes[2:]] == ["Past their best"]
 
 
 def test_inputs_that_are_not_scaled_are_named_below_the_table(tmp_path: Path) -> None:

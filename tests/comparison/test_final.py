@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from copfl.comparison.compare import compare
-from copfl.experiment.final import FILE
+from copfl.experiment.final import FINAL
 from tests.comparison.small import base, clouds
 
 
@@ -31,7 +31,7 @@ def test_every_client_has_a_value(tmp_path: Path) -> None:
         == f"local: {len(never)} clients never trained; {len(never)} of these get no model and have no value."
     )
     # Stopped before the file was written: trained again, to the same values.
-    next((tmp_path / "a").rglob(FILE)).unlink()
+    next((tmp_path / "a").rglob(FINAL.file)).unlink()
     again = compare(["fedavg", "local"], seeds=[0], tune={}, out=tmp_path / "a", base_tables=settings)
     for one, other in zip(table.rows, again.rows, strict=True):
         np.testing.assert_array_equal(

@@ -460,3 +460,41 @@ def test_a_model_that_draws_random_numbers_in_evaluation_mode_is_refused() -> No
     assert not task_of(nn.Sequential(nn.Linear(2, 2)), 2).probed(samples).random
     with pytest.raises(UsageError, match="in evaluation mode too"):
         task_of(Dropping(always=True), 2).probed(samples)
+
+
+# -- buffers -------------------------------------------------------------------------------------------------
+
+
+class Attending(nn.Module):
+    """Steps of a sequence that see those before, by a mask of -inf; a batch norm, and counts of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm, self.head = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+        self.instance = nn.InstanceNorm1d(3, track_running_stats=True)
+        self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen.add_(1.0)  # type: ignore[operator]
+        weights = (x @ x.transpose(1, 2) + self.mask).softmax(-1)
+        answer: Tensor = self.head(self.norm(self.body(self.instance(weights @ x)).mean(1)))
+        return answer
+
+
+@pytest.mark.parametrize("fill", [torch.zeros, torch.rand])
+def test_what_no_training_step_changes_is_no_statistic(fill: Any) -> None:
+    """Whatever the samples are: the machines of a federation, which have none, find the same."""
+    whole = task_of(Attending(), 2, dtype=torch.float64)
+    data = Data(fill(2, 3, 4), torch.zeros(2, dtype=torch.int64), torch.tensor(2))
+    found = whole.without_constants(data)
+    statistics = [f"{layer}.running_{what}" for layer in ("norm", "instance") for what in ("mean", "var")]
+    assert sorted(found.layout.names[found.layout.trained :]) == sorted([*statistics, "seen"])
+    assert found.d == whole.d
+    assert torch.equal(found.initial[: found.d], whole.initial[: whole.d])
+    assert len(found.initial) == found.layout.size == whole.layout.size - 9
+    assert torch.isfinite(found.initial).all()
+    x = found.numbers(torch.rand(2, 3, 4))
+    assert torch.isfinite(found.forward(found.initial, x)[0]).all()
+    assert torch.equal(found.forward(found.initial, x)[0], whole.forward(whole.initial, x)[0])

@@ -86,7 +86,7 @@ def test_npz_with_a_test_part_of_images(tmp_path: Path) -> None:
         ({"x": np.zeros((0, 4)), "y": np.zeros(0, int)}, r"x has shape \[0, 4\]"),
         ({"x": np.zeros((19, 4))}, r"y has shape \[20\], but there are 19 samples"),
         ({"y": np.zeros((20, 1, 2), "U1")}, r"a label must be one number or text per sample"),
-        ({"y": np.arange(20) // 2.0}, "y has 10 different whole numbers .* kind='regression'"),
+        ({"y": np.arange(20) // 2.0}, "y has 10 different whole numbers .* task='regression'"),
         ({"y": np.arange(20) + 1.7e9 + 0.5}, "up to 1.7e.09 that differ by little: .*; subtract a constant"),
         ({"y": np.full(20, np.nan)}, "y has NaN or infinity, first in sample 0"),
         ({"y": np.zeros(20, complex)}, "complex128; whole numbers or texts were expected"),
@@ -456,7 +456,7 @@ def test_labels_with_gaps_from_one_or_negative_are_numbered_from_zero() -> None:
     assert found.note.startswith("labels 1, 2, 7 are numbered from 0; ")
     assert from_arrays(x, np.tile([-1, 1, 0], 10)).classes == ("-1", "0", "1")
     assert "numbered" not in from_arrays(x, np.tile([0, 1, 2], 10)).note
-    with pytest.raises(DataError, match=r"70,000 different labels, at most 65,536 .* kind='regression'"):
+    with pytest.raises(DataError, match=r"70,000 different labels, at most 65,536 .* task='regression'"):
         from_arrays(np.zeros((70_000, 1)), np.arange(70_000))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import copfl
 from copfl.data.arrays import from_arrays
 from copfl.data.contract.contract import Contract
 from copfl.data.contract.draft import draft
@@ -56,8 +57,8 @@ def test_targets_are_the_time_and_the_event() -> None:
         (np.c_[TIMES, [0, 5, 0]], "the start 5 and the time 5 in sample 1"),
         (np.c_[TIMES, [-1, 0, 0]], "the start -1"),
         (np.c_[TIMES, [0, 0, np.nan]], "the start nan"),
-        (TIMES * [0, 1], "the time 0 in sample 0; times are above 0"),
-        (TIMES * [-1, 1], "the time -3 in sample 0"),
+        (np.c_[TIMES * [0, 1], [0, 0, 0]], "the start 0 and the time 0 in sample 0"),
+        (TIMES * [-1, 1], "the time -3 in sample 0; times are 0 or more"),
         (TIMES * [np.nan, 1], "the time nan"),
         (TIMES * [1e31, 1], r"the time 3e\+31"),
         (TIMES * [1, 2], "the event 2 in sample 0; it is 1 where the event was seen"),
@@ -67,6 +68,26 @@ def test_targets_are_the_time_and_the_event() -> None:
 def test_what_is_no_time_until_an_event_is_refused(y: NDArray[np.float64], message: str) -> None:
     with pytest.raises(DataError, match=message):
         targets_of([y], "survival", None)
+
+
+def test_rows_that_are_censored_at_once_are_left_out_and_events_at_once_come_first(tmp_path: Path) -> None:
+    columns = cohort()
+    lost, at_once = np.arange(120) % 10 == 3, np.arange(120) % 40 == 5
+    columns["years"][lost | at_once] = 0
+    columns["died"] = np.where(lost, 0.0, np.where(at_once, 1.0, columns["died"]))
+    path = written(tmp_path / "cohort.csv", columns)
+    found = load(path, target="years", event="died", client="site", kind="survival")
+    y = np.concatenate([found.train.y, found.test.y])
+    assert len(y) == 108
+    assert sorted(y[y[:, 0] == 0].tolist()) == [[0, 1]] * 3
+    assert "12 samples that are censored at time 0 are left out" in found.note
+    assert "3 events at time 0 count before the first other time" in found.note
+    result = copfl.run(
+        "fedavg", path, target="years", event="died", client="site", task="survival", rounds=1, rivals=False
+    )
+    assert result.survival is not None
+    with pytest.raises(DataError, match="every time of y is censored at 0"):
+        from_arrays(np.zeros((30, 2)), np.zeros((30, 2)), kind="survival")
 
 
 def test_arrays_need_the_kind() -> None:

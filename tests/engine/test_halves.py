@@ -12,7 +12,7 @@ from copfl.core import tree
 from copfl.core.halves import DIFFERENCE, HALF
 from copfl.engine.halves import ClientHalves
 from copfl.errors import UsageError
-from copfl.experiment.result import Experiment
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.training import execute
 from tests.audit.small import SIZES, experiment
 from tests.slow import slow

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from copfl.engine import mps
+from copfl.telling import heard
 
 DAEMON = """#!/bin/sh
 echo "$0 $*" "$(cat)" "$CUDA_MPS_PIPE_DIRECTORY" >> {log}
@@ -32,7 +33,7 @@ def test_new_processes_get_the_folder_of_a_daemon_that_ends_with_the_block(
 ) -> None:
     log, said = installed(tmp_path, monkeypatch), list[str]()
     monkeypatch.setattr(mps, "TRIAL", "pass")
-    with mps.shared(said.append) as environment:
+    with heard(said.append), mps.shared() as environment:
         pipes = Path(environment[mps.PIPES])
         assert pipes.is_dir()
         assert mps.PIPES not in os.environ  # this process may use the GPU without it already
@@ -48,7 +49,7 @@ def test_a_gpu_that_does_not_open_through_it_is_used_without(
 ) -> None:
     log, said = installed(tmp_path, monkeypatch), list[str]()
     monkeypatch.setattr(mps, "TRIAL", "raise SystemExit('error 805')")
-    with mps.shared(said.append) as environment:
+    with heard(said.append), mps.shared() as environment:
         assert environment == {}
     assert "quit" in log.read_text().splitlines()[-1]  # the daemon does not stay
     assert said == ["the runs take turns on the GPU: MPS does not work here (error 805)"]
@@ -57,7 +58,7 @@ def test_a_gpu_that_does_not_open_through_it_is_used_without(
 def test_a_daemon_that_does_not_start_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tmp_path, monkeypatch, code=1)
     said = list[str]()
-    with mps.shared(said.append) as environment:
+    with heard(said.append), mps.shared() as environment:
         assert environment == {}
     assert said == ["the runs take turns on the GPU: MPS does not work here (exit 1)"]
 

@@ -16,11 +16,10 @@ from copfl.core import tree
 from copfl.core.evaluation import primary_metrics
 from copfl.core.task import Personal
 from copfl.errors import RunError
-from copfl.experiment import final
-from copfl.experiment.final import FinalEvaluation, in_words
+from copfl.experiment import reading
+from copfl.experiment.final import FINAL, in_words
 from copfl.experiment.models.client_models import RECEIVED, TRAINED
-from copfl.experiment.records import latest
-from copfl.report import run_data
+from copfl.experiment.records import FinalEvaluation, latest
 from tests.commands import files
 
 SMALL: dict[str, Any] = {
@@ -77,7 +76,7 @@ def test_who_never_trained_is_said_and_the_report_has_the_same_values(result: co
     took_part = {n for record in result.records for n in record["clients"]}
     assert of(result).never_trained == sorted({*range(20)} - took_part)
     assert result.folder is not None
-    read = run_data.read(result.folder, "run")
+    read = reading.read(result.folder, "run")
     for name in ("accuracy", "accuracy_before", "accuracy_global", "test_loss", "loss"):
         np.testing.assert_array_equal(read.final(name), result.final(name))
     assert read.final_evaluation is not None
@@ -113,7 +112,7 @@ def test_a_client_that_never_trained_alone_has_no_model() -> None:
 def test_full_participation_leaves_nobody_out(tmp_path: Path) -> None:
     whole = run(clients=3, rounds=2, participation=1.0, out=tmp_path / "run")
     assert whole.final_evaluation is None
-    assert not (tmp_path / "run" / final.FILE).exists()
+    assert not (tmp_path / "run" / FINAL.file).exists()
 
 
 def test_the_best_round_counts_where_there_is_one() -> None:
@@ -134,16 +133,16 @@ def test_a_stopped_run_ends_with_the_same_bytes(tmp_path: Path) -> None:
     whole = run(out=tmp_path / "whole", checkpoint_every=2)
     with pytest.raises(Killed):
         run(out=tmp_path / "stopped", checkpoint_every=2, on_round=stop)
-    assert not (tmp_path / "stopped" / final.FILE).exists()
+    assert not (tmp_path / "stopped" / FINAL.file).exists()
     resumed = copfl.resume(tmp_path / "stopped")
     same = [name for name in files(tmp_path / "whole") if name.startswith("models/")]
-    for name in (final.FILE, "rounds.jsonl", *same):
+    for name in (FINAL.file, "rounds.jsonl", *same):
         assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     np.testing.assert_array_equal(resumed.final("accuracy"), whole.final("accuracy"))
     # A run that goes on makes the file again; until then, it is of other rounds.
-    (tmp_path / "whole" / final.FILE).unlink()
+    (tmp_path / "whole" / FINAL.file).unlink()
     assert of(copfl.resume(tmp_path / "whole")).round == 4
-    assert final.read(tmp_path / "whole", 5, 20) is None
+    assert FINAL.read(tmp_path / "whole", 5, 20) is None
     assert of(copfl.resume(tmp_path / "whole", rounds=5)).round == 5
 
 
@@ -173,20 +172,20 @@ def test_an_attacker_is_not_evaluated() -> None:
 )
 def test_a_damaged_file_is_an_error(changed: dict[str, Any], tmp_path: Path) -> None:
     right = {"round": 4, "clients": [1, 2], "values": {"accuracy": [0.5, None]}, "never_trained": [2]}
-    (tmp_path / final.FILE).write_text(json.dumps(right))
-    assert final.read(tmp_path, 4, 20) is not None
-    (tmp_path / final.FILE).write_text(json.dumps(right | changed))
+    (tmp_path / FINAL.file).write_text(json.dumps(right))
+    assert FINAL.read(tmp_path, 4, 20) is not None
+    (tmp_path / FINAL.file).write_text(json.dumps(right | changed))
     with pytest.raises(RunError, match="delete it"):
-        final.read(tmp_path, 4, 20)
+        FINAL.read(tmp_path, 4, 20)
 
 
 def test_a_saved_result_has_the_file(result: copfl.Result, tmp_path: Path) -> None:
     assert result.folder is not None
-    original = (result.folder / final.FILE).read_bytes()
+    original = (result.folder / FINAL.file).read_bytes()
     folder = result.folder
     result.save(tmp_path / "saved")
     result.folder = folder
-    assert (tmp_path / "saved" / final.FILE).read_bytes() == original
+    assert (tmp_path / "saved" / FINAL.file).read_bytes() == original
     shutil.rmtree(tmp_path / "saved")
 
 

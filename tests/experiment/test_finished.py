@@ -13,9 +13,10 @@ import pytest
 import copfl
 from copfl.core.task import Personal
 from copfl.errors import RunError, UsageError
+from copfl.experiment import reading
 from copfl.experiment.finished import cross_site
 from copfl.experiment.models.client_models import RECEIVED
-from copfl.report import page, run_data
+from copfl.report import page
 from tests.commands import called, files
 from tests.experiment.bundle.test_bundle import samples_of
 
@@ -96,10 +97,10 @@ def test_the_matrix_is_in_the_report_and_in_files(
     rows = list(csv.reader((tmp_path / "matrix.csv").read_text("utf-8").splitlines()))
     assert [row[0] for row in rows[1:]] == content["models"]
     assert [float(value) for value in rows[1][1:]] == pytest.approx(content["values"][0], rel=1e-5)
-    run = run_data.read(result.folder, "run")
+    run = reading.read(result.folder, "run")
     assert run.analysis is not None
     assert run.analysis.cross.values.tolist() == content["values"][:-1]
-    assert run.gains is None  # nothing was trained alone
+    assert run.known_gains is None  # nothing was trained alone
     charts = [chart.name for section in page.sections([run]) for chart in section.charts]
     assert "cross" in charts
     both = called(capsys, "evaluate", result.folder, "--all", "--data", "x.npz")

@@ -7,7 +7,7 @@ import pytest
 
 import copfl
 from copfl.experiment import probabilities
-from copfl.experiment.probabilities import Probabilities, in_words
+from copfl.experiment.probabilities import PROBABILITIES, Probabilities, in_words
 from copfl.experiment.result import Result
 from copfl.measures.calibration import frequencies
 from copfl.measures.metrics import METRICS
@@ -57,11 +57,11 @@ def test_the_file_has_what_the_result_has(validated: Result, tmp_path: Path) -> 
     assert validated.folder is not None
     assert validated.probabilities is not None
     for path in (validated.folder, validated.save(tmp_path / "saved")):
-        found = probabilities.read(path)
+        found = PROBABILITIES.read(path)
         assert found is not None
         for one, other in zip(found, validated.probabilities, strict=True):
             np.testing.assert_equal(one, other)
-    assert probabilities.read(tmp_path) is None
+    assert PROBABILITIES.read(tmp_path) is None
 
 
 def test_without_validation_samples_there_is_no_temperature() -> None:

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 from copfl.cli import options
-from copfl.experiment import progress
+from copfl.errors import on_command_line
+from copfl.experiment import progress, training
 from copfl.measures.metrics import ACCURACY
+from copfl.telling import heard
 
 
 def round_(number: int) -> Any:
@@ -34,10 +36,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_the_first_line_comes_after_seconds_and_then_one_at_most_every_interval(clock: list[float]) -> None:
     printed = list[str]()
-    listener = progress.lines(10, printed.append, ACCURACY)
-    for number in range(10):
-        clock[0] += 20
-        listener.on_round(round_(number), 20.0)
+    listener = progress.lines(10, ACCURACY)
+    with heard(printed.append):
+        for number in range(10):
+            clock[0] += 20
+            listener.on_round(round_(number), 20.0)
     assert printed[0] == "round 1/10: accuracy 60.0 %, shared 25 %, at most 3:00 left"
     assert printed[1] == "round 3/10: accuracy 60.0 %, shared 25 %, 2:20 left"
     assert [line.split(":")[0] for line in printed] == [f"round {n}/10" for n in (1, 3, 5, 7, 9)]
@@ -45,20 +48,21 @@ def test_the_first_line_comes_after_seconds_and_then_one_at_most_every_interval(
 
 def test_work_of_many_rounds_says_what_is_done_and_how_long_the_rest_takes(clock: list[float]) -> None:
     printed = list[str]()
-    advance = progress.counted("audit", "round", 1200, printed.append)
-    for rounds in (1, 99, 100):
-        clock[0] += rounds * 0.5
-        advance(rounds)
+    with heard(printed.append):
+        advance = progress.counted("audit", "round", 1200, progress.logger.debug)
+        for rounds in (1, 99, 100):
+            clock[0] += rounds * 0.5
+            advance(rounds)
     assert printed == ["audit, round 100/1,200: 9:10 left", "audit, round 200/1,200: 8:20 left"]
 
 
 def test_a_short_run_prints_no_line(clock: list[float]) -> None:
     printed = list[str]()
-    listener = progress.lines(4, printed.append, ACCURACY)
-    for number in range(4):
-        clock[0] += 1
-        listener.on_round(round_(number), 1.0)
-    listener.on_stage("saving")
+    listener = progress.lines(4, ACCURACY)
+    with heard(printed.append):
+        for number in range(4):
+            clock[0] += 1
+            listener.on_round(round_(number), 1.0)
     assert printed == []
 
 
@@ -90,13 +94,14 @@ def test_without_training_alone_the_last_round_is_the_end() -> None:
 
 def test_all_stages_of_a_run_are_shown(clock: list[float]) -> None:
     printed = list[str]()
-    listener = progress.lines(1, printed.append, ACCURACY, alone=1)
-    clock[0] = 40
-    listener.on_round(round_(0), 40.0)
-    clock[0] = 80
-    listener.on_stage("saving 2 models")
-    clock[0] = 120
-    listener.on_round_alone(round_(0), 10.0)
+    listener = progress.lines(1, ACCURACY, alone=1)
+    with heard(printed.append):
+        clock[0] = 40
+        listener.on_round(round_(0), 40.0)
+        clock[0] = 80
+        training.logger.debug("saving 2 models ...")
+        clock[0] = 120
+        listener.on_round_alone(round_(0), 10.0)
     assert printed == [
         "round 1/1: accuracy 60.0 %, shared 25 %, at most 1:20 left",
         "saving 2 models ...",
@@ -110,8 +115,12 @@ def test_the_expected_time_of_a_long_run() -> None:
         "10 rounds will take about 3:20 or more with 1 process, half of it for the training alone"
     )
     assert progress.expected(4000.0, rounds=10, processes=2, baseline=False) == (
-        "10 rounds will take about 1:06:40 or more with 2 processes; --rounds and --epochs make it shorter"
+        "10 rounds will take about 1:06:40 or more with 2 processes; rounds= makes it shorter"
     )
+    with on_command_line():
+        assert progress.expected(4000.0, rounds=10, processes=2, baseline=False).endswith(
+            "2 processes; --rounds and --epochs make it shorter"
+        )
 
 
 class Terminal(io.StringIO):

@@ -11,16 +11,19 @@ import pytest
 
 import copfl
 from copfl.charts import Dots
+from copfl.experiment import reading
+from copfl.experiment.analysis import against_rivals as of_rivals
+from copfl.experiment.analysis.against_rivals import RIVALS
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.preparation import prepare
 from copfl.experiment.rivals import rivals_of
 from copfl.measures.metrics import METRICS
-from copfl.report import page, run_data
-from copfl.report import rivals as of_rivals
+from copfl.report import page
 from copfl.rivals import file as rivals_file
 from copfl.rivals.records import BOOSTED, CONSTANT, FOREST, LINEAR, Rivals, RivalValues
 from copfl.settings.complete import complete
 from copfl.stats import Interval
+from copfl.telling import heard
 from tests.commands import called
 from tests.models import tiny
 
@@ -83,12 +86,12 @@ def test_the_choice_and_the_answers_do_not_depend_on_test_targets(
 def test_the_file_gives_back_the_record(result: copfl.Result) -> None:
     assert result.folder is not None
     assert result.rivals is not None
-    read = rivals_file.read(result.folder)
+    read = RIVALS.read(result.folder)
     assert read is not None
     assert rivals_file.as_json(read) == rivals_file.as_json(result.rivals)
     assert read.interval == result.rivals.interval
     saved = result.save(result.folder.parent / "saved")
-    assert (saved / rivals_file.FILE).read_bytes() == (result.folder / rivals_file.FILE).read_bytes()
+    assert (saved / RIVALS.file).read_bytes() == (result.folder / RIVALS.file).read_bytes()
 
 
 def test_a_stopped_run_has_the_same_rivals(
@@ -106,15 +109,15 @@ def test_a_stopped_run_has_the_same_rivals(
     with pytest.raises(KeyboardInterrupt):
         copfl.run("fedavg", data, **QUICK, local_baseline=True, checkpoint_every=1, out=out)
     monkeypatch.undo()
-    assert not (out / rivals_file.FILE).exists()
+    assert not (out / RIVALS.file).exists()
     copfl.resume(out)
     assert result.folder is not None
-    assert (out / rivals_file.FILE).read_bytes() == (result.folder / rivals_file.FILE).read_bytes()
+    assert (out / RIVALS.file).read_bytes() == (result.folder / RIVALS.file).read_bytes()
 
 
 def test_the_report_has_them(result: copfl.Result) -> None:
     assert result.folder is not None
-    runs = run_data.read_all([result.folder])
+    runs = reading.read_all([result.folder])
     section = next(s for s in page.sections(runs) if s.name == "rivals")
     (chart,) = section.charts
     assert isinstance(chart, Dots)
@@ -156,7 +159,7 @@ def test_the_command_prints_them_and_can_leave_them_out(
     without = called(capsys, *words, "--no-rivals", "--out", tmp_path / "without")
     assert without.code == 0
     assert "constant" not in without.out.splitlines()[2]
-    assert not (tmp_path / "without" / rivals_file.FILE).exists()
+    assert not (tmp_path / "without" / RIVALS.file).exists()
     assert (tmp_path / "without/rounds.jsonl").read_bytes() == (tmp_path / "with/rounds.jsonl").read_bytes()
     as_json = called(capsys, *words, "--json", "--out", tmp_path / "json")
     found = json.loads(as_json.out)["rivals"]
@@ -170,16 +173,21 @@ def test_how_long_they_take_is_said_before_the_rounds(tmp_path: Path) -> None:
     np.savez(tmp_path / "large.npz", x=x, y=y, group=np.arange(4000) % 10)
     told: list[str] = []
     layer = {"data": {"name": str(tmp_path / "large.npz")}, "run": {"engine": "sequential"}}
-    prepare(complete(layer), tell=told.append)
+    with heard(told.append):
+        prepare(complete(layer))
     assert any(line.startswith("after the rounds, rivals at 10 clients alone, about ") for line in told)
     told.clear()
-    prepare(complete(layer, {"run": {"rivals": False}}), tell=told.append)
+    with heard(told.append):
+        prepare(complete(layer, {"run": {"rivals": False}}))
     assert not any("rivals" in line for line in told)
 
 
-def test_images_from_scratch_have_none() -> None:
+@pytest.mark.usefixtures("rivals_of_images")
+def test_images_from_scratch_have_models_of_their_values() -> None:
     result = copfl.run("fedavg", "digits", **QUICK | {"rounds": 1}, clients=2)
-    assert result.rivals is None
+    assert result.rivals is not None
+    assert list(result.rivals.values) == ["constant", "linear", "forest"]
+    assert result.rivals.inputs == "the same numbers, whatever their places"
 
 
 def test_values_have_the_rivals_of_values(tmp_path: Path) -> None:
@@ -234,7 +242,7 @@ def test_a_pretrained_model_has_a_linear_model_of_its_features(
 
 
 def test_without_models_there_is_no_interval(result: copfl.Result) -> None:
-    rivals = rivals_of(result.experiment, lambda client: None, lambda line: None)
+    rivals = rivals_of(result.experiment, lambda client: None)
     assert rivals is not None
     assert np.isnan(rivals.personal["accuracy"]).all()
     assert not np.isfinite(rivals.interval).any()
@@ -321,8 +329,7 @@ def test_many_sites_are_counted_and_those_that_lose_are_named() -> None:
     assert not lines
     assert lead == (
         "Client by client, its model against a random forest that it trains alone: 7 of 40 better, 2 worse (s7, s8), "
-        "31 cannot be told apart. By the 95 % interval over each client's own test rows. Where models are equally "
-        "good, about 1 in 20 is called better or worse by chance."
+        "31 cannot be told apart. By the 95 % interval over each client's own test rows."
     )
     rivals = by_hand([0.6] * 13, [0.5] * 13, [Interval(*alike)] * 12 + [Interval(*unknown)])
     lead, _ = of_rivals.of_sites(rivals, np.full(13, 0.6), names, [20] * 13)

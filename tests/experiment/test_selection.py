@@ -12,9 +12,10 @@ import pytest
 import copfl
 from copfl.data.clients.partition import Partition
 from copfl.errors import DataError, UsageError
-from copfl.experiment.models import new_clients
+from copfl.experiment import reading
 from copfl.experiment.models.client_models import read_stage
-from copfl.report import run_data, summary
+from copfl.experiment.models.new_clients import NEW_CLIENTS
+from copfl.report import summary
 from tests.commands import called, found
 from tests.experiment.bundle.test_bundle import samples_of
 from tests.slow import slow
@@ -139,7 +140,7 @@ def test_a_run_ends_when_no_client_improves_and_stays_ended(tmp_path: Path) -> N
     whole = found(path)
     copfl.resume(path)
     assert found(path) == whole
-    read = run_data.read(path, "run")
+    read = reading.read(path, "run")
     assert read.ended
     assert read.stopped_early
     assert read.final("accuracy").tolist() == result.final("accuracy").tolist()
@@ -163,7 +164,7 @@ def test_new_clients_have_a_validation_score(tmp_path: Path) -> None:
         x, y = samples_of(result, n, "validation")
         assert np.float32(bundle.score(bundle.outputs(x), y)) == np.float32(scores["validation"])
         assert scores["test"] == result.new_clients.accuracy["all"][place]
-    stored = new_clients.read(tmp_path / "run")
+    stored = NEW_CLIENTS.read(tmp_path / "run")
     assert stored is not None
     assert stored.validation.tolist() == result.new_clients.validation.tolist()
 

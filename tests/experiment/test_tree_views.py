@@ -14,8 +14,9 @@ import copfl
 from copfl import charts
 from copfl.charts import Tree
 from copfl.errors import RunError
-from copfl.experiment import tree_views
-from copfl.report import page, run_data
+from copfl.experiment import reading, tree_views
+from copfl.experiment.tree_views import TREES
+from copfl.report import page
 from tests.commands import called
 
 
@@ -38,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_columns_that_count_come_first(folder: Path) -> None:
-    views = tree_views.read(folder)
+    views = TREES.read(folder)
     assert views is not None
     assert [one.column for one in views.importance] == ["age", "colour", "noise"]
     gains = [one.gain for one in views.importance]
@@ -49,7 +50,7 @@ def test_the_columns_that_count_come_first(folder: Path) -> None:
 
 
 def test_the_answer_depends_on_a_column_as_the_law_does(folder: Path) -> None:
-    views = tree_views.read(folder)
+    views = TREES.read(folder)
     assert views is not None
     age, colour = views.dependence[:2]
     answers = dict(zip(map(float, age.values), age.answers[0][1], strict=True))
@@ -60,7 +61,7 @@ def test_the_answer_depends_on_a_column_as_the_law_does(folder: Path) -> None:
 
 
 def test_the_first_tree_asks_for_the_age_first(folder: Path) -> None:
-    views = tree_views.read(folder)
+    views = TREES.read(folder)
     assert views is not None
     root = views.first[0]
     assert root.text.startswith("age ≤ ")
@@ -70,7 +71,7 @@ def test_the_first_tree_asks_for_the_age_first(folder: Path) -> None:
 
 
 def test_the_report_shows_them(folder: Path) -> None:
-    document = page.document_of(run_data.read_all([folder]))
+    document = page.document_of(reading.read_all([folder]))
     (section,) = [one for one in document.sections if one.name == "trees"]
     names = [chart.name for chart in section.charts]
     assert names[:2] == ["tree-gain", "tree-shuffled"]
@@ -92,22 +93,22 @@ def test_the_report_shows_them(folder: Path) -> None:
 def test_a_damaged_file_is_reported(
     box: int, key: str, value: float, said: str, folder: Path, tmp_path: Path
 ) -> None:
-    content = json.loads((folder / tree_views.FILE).read_text())
+    content = json.loads((folder / TREES.file).read_text())
     content["first"][box][key] = value
-    (tmp_path / tree_views.FILE).write_text(json.dumps(content))
+    (tmp_path / TREES.file).write_text(json.dumps(content))
     with pytest.raises(RunError, match=said):
-        tree_views.read(tmp_path)
+        TREES.read(tmp_path)
 
 
 def test_a_tree_that_no_picture_has_room_for_is_refused(folder: Path, tmp_path: Path) -> None:
-    content = json.loads((folder / tree_views.FILE).read_text())
+    content = json.loads((folder / TREES.file).read_text())
     root = {"text": "", "parent": -1, "level": 0, "place": 0.5}
     wide = [root, *({**root, "parent": 0, "level": 1} for _ in range(3))]
     deep = [{**root, "parent": level - 1, "level": level} for level in range(tree_views.LEVELS + 2)]
     for boxes, said in ((wide, "more than two answers"), (deep, "not on the level")):
-        (tmp_path / tree_views.FILE).write_text(json.dumps({**content, "first": boxes}))
+        (tmp_path / TREES.file).write_text(json.dumps({**content, "first": boxes}))
         with pytest.raises(RunError, match=said):
-            tree_views.read(tmp_path)
+            TREES.read(tmp_path)
 
 
 def test_a_deep_tree_is_shown_to_a_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +118,7 @@ def test_a_deep_tree_is_shown_to_a_level(tmp_path: Path, monkeypatch: pytest.Mon
     options: dict[str, Any] = {"model": "trees", "model_options": {"trees": 1, "depth": 5}, "rivals": False}
     samples = {"x": x, "y": np.round(32 * x[:, 0]), "kind": "regression"}
     copfl.run("trees", samples, clients=2, **options, out=tmp_path / "run")
-    views = tree_views.read(tmp_path / "run")
+    views = TREES.read(tmp_path / "run")
     assert views is not None
     assert max(box.level for box in views.first) == tree_views.LEVELS
     cut = {box.level for box in views.first if box.text.endswith(" …")}
@@ -137,9 +138,9 @@ def test_names_are_no_formulas(folder: Path, tmp_path: Path, capsys: pytest.Capt
     pytest.importorskip("matplotlib", reason="matplotlib is an extra")
     run = shutil.copytree(folder, tmp_path / "run")
     name = r"$\none{$ x_{"
-    content = json.loads((run / tree_views.FILE).read_text().replace("colour", json.dumps(name)[1:-1]))
+    content = json.loads((run / TREES.file).read_text().replace("colour", json.dumps(name)[1:-1]))
     content["first"][0]["text"] = name
-    (run / tree_views.FILE).write_text(json.dumps(content))
+    (run / TREES.file).write_text(json.dumps(content))
     answer = called(capsys, "report", run, "--figures", tmp_path / "pictures")
     assert answer.code == 0, answer.err
     assert "none" in (tmp_path / "pictures" / "first-tree.svg").read_text()
@@ -147,4 +148,4 @@ def test_names_are_no_formulas(folder: Path, tmp_path: Path, capsys: pytest.Capt
 
 def test_other_algorithms_have_none(tmp_path: Path) -> None:
     copfl.run("fedavg", "wine", clients=2, rounds=1, rivals=False, out=tmp_path / "run")
-    assert tree_views.read(tmp_path / "run") is None
+    assert TREES.read(tmp_path / "run") is None

@@ -9,6 +9,7 @@ from typing import Any
 from copfl.data.contract.contract import Contract
 from copfl.federation.machines.app import RUN_FILE
 from copfl.federation.machines.local import partition_nodes, site_nodes
+from copfl.federation.node import acceptance
 from copfl.federation.operations import joining
 from copfl.federation.protocol.app_folder import AGREEMENTS, read_app
 from copfl.federation.protocol.proposal import KEY, SignedProposal
@@ -52,6 +53,9 @@ def up_by_invitations(folder: Path, sites: Sequence[Path]) -> Iterator[dict[str,
     joined = [_joined(folder, f"site-{n}", file) for n, file in enumerate(sites)]
     key, roster = membership.coordinator_key(folder), membership.read_roster(folder)
     nodes = [site.node_options | {"worker": False} for site in joined]
+    members = membership.propose(folder, {"session.run": "compared"}, key, roster)
+    for site in joined:  # their owners have telephoned
+        acceptance.approve(site.folder, members)
     yield from _rounds(folder, nodes, lambda more: membership.propose(folder, more, key, roster))
 
 

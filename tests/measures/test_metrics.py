@@ -154,3 +154,9 @@ def test_titles() -> None:
         "my AUC",
         "R²",
     ]
+
+
+def test_an_interval_that_says_nothing_is_words() -> None:
+    accuracy = MetricInfo()
+    assert accuracy.interval(-1.209, 1.238) == "[too few to say]"
+    assert accuracy.interval(-0.5, 0.9) == "[-50.0, +90.0]"

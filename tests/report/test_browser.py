@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from copfl.experiment import reading
 from copfl.federation.node import site_page
-from copfl.report import document, page, run_data, serving
+from copfl.report import document, page, serving
 from copfl.report.page import RunsPage
 from copfl.report.serving import PageServer
 from tests.report.sites import SITE
@@ -53,7 +54,7 @@ def reports(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     home = tmp_path_factory.mktemp("reports")
     paths = {"one": home / "one.html", "three": home / "three.html"}
     for path, shown in zip(paths.values(), ([runs["copfl"]], list(runs.values())), strict=True):
-        path.write_text(document.render(page.document_of(run_data.read_all(shown))), encoding="utf-8")
+        path.write_text(document.render(page.document_of(reading.read_all(shown))), encoding="utf-8")
     paths["site"] = home / "site.html"
     paths["site"].write_text(document.render(site_page.document_of(SITE)), encoding="utf-8")
     return paths | {"federation": _federation(home)}

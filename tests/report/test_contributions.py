@@ -10,11 +10,11 @@ import pytest
 import copfl
 from copfl.core.halves import DIFFERENCE, HALF
 from copfl.experiment.analysis.benefit import group_benefit, worth_to_itself
+from copfl.experiment.reading import read_all
 from copfl.experiment.result import Result
 from copfl.measures.metrics import ACCURACY
 from copfl.report import contributions, summary
 from copfl.report.page import sections
-from copfl.report.run_data import read_all
 
 
 @pytest.fixture(scope="module")

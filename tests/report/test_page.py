@@ -17,9 +17,10 @@ import pytest
 
 from copfl import charts
 from copfl.charts import Dots, Heat, Line, Lines
+from copfl.experiment import reading
 from copfl.experiment.analysis.gains import Analysis, Cross
 from copfl.measures.metrics import ACCURACY
-from copfl.report import comparison_page, document, page, run_charts, run_data
+from copfl.report import comparison_page, document, page, paired, run_charts
 from copfl.rivals.records import CONSTANT, LINEAR, Rivals, RivalValues
 from copfl.stats import Interval
 from tests.commands import called
@@ -55,10 +56,12 @@ def test_the_page_of_one_run_has_a_figure_and_a_table_for_every_question(
 
 
 def test_the_page_opens_with_who_gains_and_what_it_cost(runs: dict[str, Path]) -> None:
-    (run,) = run_data.read_all([runs["copfl"]])
+    (run,) = reading.read_all([runs["copfl"]])
     assert str(page.of_runs([run])[0]).endswith("the run did not train them alone as a baseline.")
     alone = run.final("accuracy") - np.array([0.1, 0.05, 0.0, -0.02])
-    measured = dataclasses.replace(run, analysis=Analysis(alone, Cross([0], np.ones((1, 1))), UNKNOWN))
+    measured = dataclasses.replace(
+        run, findings={"analysis": Analysis(alone, Cross([0], np.ones((1, 1))), UNKNOWN)}
+    )
     first, who, cost = map(str, page.of_runs([measured]))
     assert first.startswith("2 of 4 clients gain over training alone. Mean gain: +3.2 points (95 % interval")
     assert "not" not in first or "no gain is distinguishable" in first
@@ -71,7 +74,9 @@ def test_the_page_opens_with_who_gains_and_what_it_cost(runs: dict[str, Path]) -
     )
     assert re.fullmatch(r"Cost: 5 rounds in \d+:\d\d, .* up and .* down per client and round.", cost)
     constant = np.array([0.94, *[np.nan] * 3])
-    skewed = dataclasses.replace(run, analysis=Analysis(alone, Cross([0], np.ones((1, 1))), constant))
+    skewed = dataclasses.replace(
+        run, findings={"analysis": Analysis(alone, Cross([0], np.ones((1, 1))), constant)}
+    )
     assert (
         "No useful gain is shown: always answering a client's most frequent class, or mean value, in training gives "
         "accuracy 94.0 %; the personal models compared with it: -"
@@ -83,7 +88,7 @@ def test_the_page_opens_with_who_gains_and_what_it_cost(runs: dict[str, Path]) -
 
 def test_the_verdict_of_each_client_stands_before_the_mean_gain(runs: dict[str, Path]) -> None:
     """In a list, with its interval; the largest gains, which have none, are not named then."""
-    (run,) = run_data.read_all([runs["copfl"]])
+    (run,) = reading.read_all([runs["copfl"]])
     values = {CONSTANT: np.full(4, 0.1), LINEAR: run.final("accuracy") - 0.1}
     bounds = (Interval(0.05, 0.15), Interval(-0.1, 0.3), Interval(0.05, 0.15), Interval(-0.1, 0.3))
     rivals = Rivals(
@@ -94,7 +99,7 @@ def test_the_verdict_of_each_client_stands_before_the_mean_gain(runs: dict[str, 
         interval=bounds,
     )
     analysis = Analysis(values[LINEAR], Cross([0], np.ones((1, 1))), UNKNOWN)
-    judged = dataclasses.replace(run, rivals=rivals, analysis=analysis)
+    judged = dataclasses.replace(run, findings={"rivals": rivals, "analysis": analysis})
     against, lead, verdicts, gain, cost = page.of_runs([judged])
     assert str(against).startswith("The personal models are 10.0 points [")
     assert str(lead).startswith("Client by client, its model against a linear model that it trains alone")
@@ -112,7 +117,7 @@ def test_the_verdict_of_each_client_stands_before_the_mean_gain(runs: dict[str, 
 
 
 def test_damaged_numbers_are_gaps_and_do_not_end_the_report(runs: dict[str, Path]) -> None:
-    (run,) = run_data.read_all([runs["copfl"]])
+    (run,) = reading.read_all([runs["copfl"]])
     tables = {**run.tables, "optimizer": {"name": ["adam"], "lr": 1e-3}}
     last = run.records[-1]
     largest = {**last, "per_client": {**last["per_client"], "accuracy": [1.7976931348623157e308] * 4}}
@@ -122,10 +127,10 @@ def test_damaged_numbers_are_gaps_and_do_not_end_the_report(runs: dict[str, Path
 
 
 def test_the_classes_have_a_table(runs: dict[str, Path]) -> None:
-    (run,) = run_data.read_all([runs["copfl"]])
+    (run,) = reading.read_all([runs["copfl"]])
     per_class = [(3, 4), *[(0, 0)] * 9]
     cross = Cross([0], np.ones((1, 1)), per_class=per_class)
-    run = dataclasses.replace(run, analysis=Analysis(np.zeros(4), cross, UNKNOWN))
+    run = dataclasses.replace(run, findings={"analysis": Analysis(np.zeros(4), cross, UNKNOWN)})
     (table,) = next(s for s in page.sections([run]) if s.name == "data").tables
     assert table.head == ["class", "clients that have it", "training samples", "accuracy"]
     assert run.label_counts is not None
@@ -135,7 +140,7 @@ def test_the_classes_have_a_table(runs: dict[str, Path]) -> None:
 
 
 def test_the_weights_are_coloured_around_the_equal_share(runs: dict[str, Path]) -> None:
-    (run,) = run_data.read_all([runs["copfl"]])
+    (run,) = reading.read_all([runs["copfl"]])
     drawn = data_of(document.render(page.document_of([run])))["figures"]
     assert drawn["weight"]["centre"] == 0.25
     assert drawn["weight"]["centre_title"] == "mark: the equal weight 1/4 = 0.250"
@@ -143,7 +148,7 @@ def test_the_weights_are_coloured_around_the_equal_share(runs: dict[str, Path]) 
 
 
 def test_the_curve_is_the_mean_of_the_records(runs: dict[str, Path]) -> None:
-    (run,) = run_data.read_all([runs["copfl"]])
+    (run,) = reading.read_all([runs["copfl"]])
     curve = page.sections([run])[0].charts[0]
     assert isinstance(curve, Lines)
     assert curve.lines[0].y == pytest.approx([100 * r["mean"]["accuracy"] for r in run.records])
@@ -153,16 +158,16 @@ def test_the_curve_is_the_mean_of_the_records(runs: dict[str, Path]) -> None:
 
 
 def test_a_paired_difference_without_a_value_is_not_called_indistinguishable() -> None:
-    pair = run_data.Paired("other", np.array([0.1, np.inf]), ACCURACY)
+    pair = paired.Paired("other", np.array([0.1, np.inf]), ACCURACY)
     assert pair.verdict == "not computed: 1 of 2 values of clients are infinite"
     assert pair.bounds == "-"
     assert math.isnan(pair.mean)
 
 
 def test_several_runs_are_paired_client_by_client(runs: dict[str, Path]) -> None:
-    found = run_data.read_all([runs["copfl"], runs["local"], runs["fedavg"]])
+    found = reading.read_all([runs["copfl"], runs["local"], runs["fedavg"]])
     gain = 100 * (found[1].final("accuracy") - found[0].final("accuracy"))
-    pairs = run_data.paired(found)
+    pairs = paired.paired(found)
     assert [pair.label for pair in pairs] == ["local, adam 0.003", "fedavg, adam 0.003"]
     assert 100 * pairs[0].difference == pytest.approx(gain)
     table = page._pairs(found[0], pairs)
@@ -182,9 +187,10 @@ def test_several_runs_are_paired_client_by_client(runs: dict[str, Path]) -> None
 
 
 def test_runs_of_other_clients_are_not_paired(runs: dict[str, Path]) -> None:
-    found = run_data.read_all([runs["copfl"], runs["local"]])
-    found[1] = dataclasses.replace(found[1], partition="other")
-    assert run_data.paired(found) == []
+    found = reading.read_all([runs["copfl"], runs["local"]])
+    other = dataclasses.replace(found[1].partition, train=found[1].partition.train[::-1])
+    found[1] = dataclasses.replace(found[1], partition=other)
+    assert paired.paired(found) == []
     assert "there are no paired differences" in document.render(page.document_of(found))
 
 
@@ -193,13 +199,13 @@ def test_a_run_without_rounds_has_a_page(runs: dict[str, Path], tmp_path: Path) 
     for name in ("rounds.jsonl", "timing.jsonl"):
         (tmp_path / "run" / name).write_bytes(b"")
     shutil.rmtree(tmp_path / "run" / "checkpoint")
-    html = document.render(page.document_of(run_data.read_all([tmp_path / "run"])))
+    html = document.render(page.document_of(reading.read_all([tmp_path / "run"])))
     assert "no round has ended yet" in html
     assert list(data_of(html)["figures"]) == ["data"]
 
 
 def test_what_a_user_called_things_cannot_break_out(runs: dict[str, Path]) -> None:
-    (run,) = run_data.read_all([runs["copfl"]])
+    (run,) = reading.read_all([runs["copfl"]])
     bad = '</script><script>alert("x")</script><!--'
     run = dataclasses.replace(
         run, label=bad, environment={**run.environment, "classes": [bad] * 10, "command": bad}
@@ -210,7 +216,7 @@ def test_what_a_user_called_things_cannot_break_out(runs: dict[str, Path]) -> No
 
 
 def test_names_do_not_become_markup(runs: dict[str, Path]) -> None:
-    (run,) = run_data.read_all([runs["copfl"]])
+    (run,) = reading.read_all([runs["copfl"]])
     known = {**run.environment, "classes": [NAME] * 10, "command": NAME, "dataset": NAME, "warnings": [NAME]}
     page_of_run = assert_harmless(
         document.render(page.document_of([dataclasses.replace(run, label=NAME, environment=known)]))
@@ -219,7 +225,7 @@ def test_names_do_not_become_markup(runs: dict[str, Path]) -> None:
 
 
 def test_the_page_allows_itself_no_network(runs: dict[str, Path]) -> None:
-    html = document.render(page.document_of(run_data.read_all([runs["copfl"]])))
+    html = document.render(page.document_of(reading.read_all([runs["copfl"]])))
     assert "default-src 'none'" in html
     assert "connect-src 'none'" in html
     assert "unsafe" not in html
@@ -347,9 +353,11 @@ def styles(chart: Dots | Lines) -> dict[str, tuple[int, int | None]]:
 
 
 def test_a_model_has_one_colour_and_symbol_in_all_charts(runs: dict[str, Path]) -> None:
-    copfl_run, local = run_data.read_all([runs["copfl"], runs["local"]])
+    copfl_run, local = reading.read_all([runs["copfl"], runs["local"]])
     cross = Cross([0], np.ones((1, 1)))
-    measured = dataclasses.replace(copfl_run, analysis=Analysis(local.final("accuracy"), cross, UNKNOWN))
+    measured = dataclasses.replace(
+        copfl_run, findings={"analysis": Analysis(local.final("accuracy"), cross, UNKNOWN)}
+    )
     (clients,) = run_charts.clients(measured, [measured, local])
     (gain,) = run_charts.gain(measured)
     curves = run_charts.accuracy([measured])[0]
@@ -367,7 +375,7 @@ def test_a_model_has_one_colour_and_symbol_in_all_charts(runs: dict[str, Path]) 
 
 
 def test_a_curve_has_its_colour_where_another_model_was_not_evaluated(runs: dict[str, Path]) -> None:
-    (run,) = run_data.read_all([runs["fedavg"]])
+    (run,) = reading.read_all([runs["fedavg"]])
     records = [
         {**record, "per_client": {k: v for k, v in record["per_client"].items() if k != "accuracy_before"}}
         for record in run.records
@@ -378,17 +386,19 @@ def test_a_curve_has_its_colour_where_another_model_was_not_evaluated(runs: dict
 
 
 def test_the_share_of_personal_parameters_is_not_called_as_an_accuracy(runs: dict[str, Path]) -> None:
-    found = page.document_of(run_data.read_all([runs["copfl"]]))
+    found = page.document_of(reading.read_all([runs["copfl"]]))
     names = [name for name, *_ in found.tiles]
     assert "personal parameters" in names
     assert "personal" not in names
 
 
 def test_of_one_client_there_is_no_interval(runs: dict[str, Path]) -> None:
-    (run,) = run_data.read_all([runs["copfl"]])
+    (run,) = reading.read_all([runs["copfl"]])
     alone = np.full(4, np.nan)
     alone[1] = run.final("accuracy")[1] + 0.022
-    measured = dataclasses.replace(run, analysis=Analysis(alone, Cross([0], np.ones((1, 1))), UNKNOWN))
+    measured = dataclasses.replace(
+        run, findings={"analysis": Analysis(alone, Cross([0], np.ones((1, 1))), UNKNOWN)}
+    )
     first = str(page.of_runs([measured])[0])
     assert "Mean gain: -2.2 points (95 % interval over clients: no interval, as there is one client)" in first
     assert "no gain is distinguishable" in first
@@ -406,15 +416,15 @@ def test_clients_have_their_names_in_the_page_and_in_json(
     line = f"--dataset {tmp_path / 'regions.npz'} --partition by_group --model mlp --set model.width=4 --rounds 2"
     answer = called(capsys, "run", "-a", "copfl", *line.split(), "--out", tmp_path / "run", "--json")
     assert json.loads(answer.out)["client_names"] == names
-    (run,) = run_data.read_all([tmp_path / "run"])
-    assert run.client_names == ["client 0 (north)", "client 1 (south)", "client 2 (west)"]
+    (run,) = reading.read_all([tmp_path / "run"])
+    assert run.client_titles == ["client 0 (north)", "client 1 (south)", "client 2 (west)"]
     found = page.document_of([run])
     assert any("(north)" in note or "(south)" in note or "(west)" in note for *_, note in found.tiles)
     charts_of = {chart.name: chart for section in found.sections for chart in section.charts}
     for name in ("clients", "gain", "weight", "cross", "data"):
         chart = charts_of[name]
         assert isinstance(chart, Dots | Heat)
-        assert set(chart.rows) == set(run.client_names)
+        assert set(chart.rows) == set(run.client_titles)
     assert isinstance(where := charts_of["where"], Heat)
     assert where.columns == ["0 (north)", "1 (south)", "2 (west)"]
     options = ["-a", "fedavg,local", "--seeds", "0", "--no-tune", "--no-plots", "--jobs", "1", "--json"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,11 +14,12 @@ import pytest
 
 import copfl
 from copfl.data import arrays
-from copfl.data.clients.federation import FederatedData
+from copfl.data.clients.groups import names_of_clients
 from copfl.data.clients.schemes import SCHEMES
 from copfl.engine.rounds import Round
 from copfl.experiment.analysis.gains import Gains
 from copfl.experiment.progress import bar, span
+from copfl.experiment.recording import Recording
 from copfl.experiment.result import Result
 from copfl.measures.metrics import ACCURACY
 from copfl.report import summary
@@ -170,10 +172,19 @@ def test_the_bar_goes_on_with_the_training_alone(monkeypatch: pytest.MonkeyPatch
     with bar(2, out, ACCURACY, alone=2) as listener:
         for number in range(2):
             listener.on_round(Round(number, np.arange(2), {}, {"accuracy": np.ones(2)}), 2.0)
-        listener.on_stage("saving 2 models")
+        logging.getLogger("copfl.experiment.training").debug("saving 2 models ...")
         listener.on_round_alone(Round(0, np.arange(2), {}, {"accuracy": np.ones(2)}), 1.0)
     assert "alone 1/2" in out.getvalue()
     assert "0:01 left" in out.getvalue()
+
+
+def test_the_bar_shows_what_is_done_after_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    out = Terminal()
+    with bar(1, out, ACCURACY) as listener:
+        listener.on_round(Round(0, np.arange(2), {}, {"accuracy": np.ones(2)}), 2.0)
+        logging.getLogger("copfl.experiment.training").debug("saving 2 models ...")
+    assert "saving 2 models ..." in out.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -241,7 +252,7 @@ def test_a_run_that_is_worse_than_training_alone_says_what_to_try(result: Result
         folder=tmp_path,
         primary=ACCURACY,
         metric_or_nan=lambda name: 1 - np.array(rising) if name == "test_loss" else np.array(rising),
-        latest=lambda name: np.zeros(3),
+        malicious=np.zeros(3, bool),
     )
     said = summary.advice(cast(Result, found))
     assert said.startswith("Training alone is better here. To try: `copfl choose -d digits`")
@@ -266,9 +277,7 @@ def test_a_run_that_is_worse_than_training_alone_says_what_to_try(result: Result
 def test_the_conclusion_is_on_honest_clients() -> None:
     """The third client attacks, with labels that it does not have alone."""
     alone, personal = np.array([0.52, 0.63, 0.95]), np.array([0.55, 0.66, 0.0])
-    attacked = SimpleNamespace(
-        gains=Gains(alone, alone, personal), latest=lambda name: np.array([0.0, 0.0, 1.0])
-    )
+    attacked = SimpleNamespace(gains=Gains(alone, alone, personal), malicious=np.array([False, False, True]))
     honest = summary.honest_gains(cast(Result, attacked))
     assert honest is not None
     assert "3.0 points [+3.0, +3.0] better than training alone" in summary.conclusion(honest)
@@ -286,7 +295,9 @@ def test_clients_have_the_names_of_their_groups() -> None:
     data = arrays.from_arrays(np.zeros((20, 3), np.float32), np.arange(20) % 2, group=group)
 
     def named(scheme: str, clients: int) -> list[str]:
-        return summary.client_names(FederatedData(data, SCHEMES[scheme](data, clients, 0)))
+        partition = SCHEMES[scheme](data, clients, 0)
+        environment = {"client_names": names_of_clients(data, partition)}
+        return Recording(tables={}, environment=environment, partition=partition).short_names
 
     names = {clients: named("by_group", clients) for clients in (1, 2, 4)}  # in the order of their names
     assert names == {1: ["0"], 2: ["0 (1)", "1 (St. Anna)"], 4: ["0", "1", "2", "3"]}

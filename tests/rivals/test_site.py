@@ -219,6 +219,6 @@ def test_the_effort_is_bounded_whatever_the_federation() -> None:
             assert all(n == 0 or FEWEST_TREES <= n <= MOST_TREES for n in trees)
             assert found.seconds < 31
     huge = effort_of([10**6] * 300, 100, 10, values=False, trees=True)
-    assert huge == ((), 0, 0, 0.0)
+    assert huge == ((), 0, 0, 0.0, 0.0)
     assert effort_of([20] * 300, 5, 1, values=False, trees=True).penalties == ONE_PENALTY
     assert effort_of([100], 5, 1, values=False, trees=False)[1:3] == (0, 0)

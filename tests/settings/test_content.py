@@ -31,6 +31,24 @@ def test_a_class_is_its_code_and_its_fields() -> None:
     )
 
 
+def of_program(more: str, helper: str = "x") -> Any:
+    """A class of a notebook, which uses a number and a function of another cell."""
+    code = f"def helper(x):\n    return {helper}\nSIGN, seen = 1, 0\n{more}\n"
+    code += "class Mine:\n    def step(self, x):\n        global seen\n        seen += 1\n"
+    code += "        return [SIGN * helper(one) for one in x]\n"
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec(code, scope)
+    return scope["Mine"]
+
+
+def test_what_a_class_uses_of_its_program_counts() -> None:
+    usual = digest_of(of_program(""))
+    assert usual == digest_of(of_program("other = 3"))
+    assert usual == digest_of(of_program("seen = 7"))  # it changes that itself
+    assert usual != digest_of(of_program("SIGN = -1"))
+    assert usual != digest_of(of_program("", helper="-x"))
+
+
 def test_a_function_is_its_code_and_what_it_closes_over() -> None:
     def scaled(factor: float) -> Any:
         return lambda x: factor * x

@@ -107,6 +107,25 @@ def test_the_file_here_is_compared_with_that_of_the_training(here: Path) -> None
         named_code.check("model", "named_gone:Net")
 
 
+def test_what_a_module_imports_of_its_author_is_recorded_too(here: Path) -> None:
+    package = here / "named_pkg"
+    (package / "nets.py").write_text("import torch, json\nfrom . import layers\nfrom .deep import more\n")
+    (package / "layers.py").write_text("import named_algos\nfrom named_pkg.nets import missing\n")
+    (package / "deep").mkdir()
+    (package / "deep" / "__init__.py").write_text("from ..layers import one\nfrom . import more\n")
+    (package / "deep" / "more.py").write_text("this is no Python\n")
+    expected = ["nets", "layers", "deep.more", "deep"]
+    found = named_code.with_imported("named_pkg.nets")
+    assert {*found} == {"named_algos", "named_pkg", *(f"named_pkg.{name}" for name in expected)}
+    recorded = named_code.digests("named_pkg.nets:answer")
+    assert named_code.changed("named_pkg.nets:answer", recorded) == ""
+    (package / "layers.py").write_text("import named_algos\n")
+    assert "named_pkg.layers is not as it was" in named_code.changed("named_pkg.nets:answer", recorded)
+    now = named_code.digests("named_pkg.nets:answer")
+    assert named_code.changed_modules(recorded, now) == ["named_pkg.layers"]
+    assert named_code.with_imported("named_gone") == ["named_gone"]
+
+
 def test_processes_of_a_comparison_may_import_what_the_call_names(here: Path) -> None:
     base: Tables = {"run": {"rounds": 1, "clients": 2}, "model": {"name": "mlp", "width": 4}}
     rows = ["named_algos:FedMine", "local"]

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from copfl.algorithms import ALGORITHMS, FedAvg
+from copfl.choosing.run import run
 from copfl.core import Data, UsageError
 from copfl.core.payload import Update
 from copfl.engine.mapping import vmap
 from copfl.engine.simulate import Simulation, begin, simulate
-from copfl.experiment.run import resume, run
+from copfl.experiment.run import resume
 from copfl.testing import check_algorithm, small_federation
 from copfl.wrappers.attacks import (
     ATTACKS,

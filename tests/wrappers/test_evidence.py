@@ -7,9 +7,9 @@ import torch
 
 from copfl.algorithms import ALGORITHMS, FedAvg
 from copfl.audit import replay
+from copfl.choosing.run import run
 from copfl.core.algorithm import leave_out
 from copfl.errors import UsageError
-from copfl.experiment.run import run
 from copfl.experiment.training import train_rounds
 from copfl.settings.federation import Federation, Secure
 from copfl.settings.schema import Robust, Run

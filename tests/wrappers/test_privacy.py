@@ -13,10 +13,10 @@ import torch
 from copfl.algorithms import ALGORITHMS
 from copfl.algorithms.copfl import COPFL
 from copfl.algorithms.fedavg import FedAvg
+from copfl.choosing.run import run
 from copfl.core import UsageError, tree
 from copfl.core.algorithm import example_output, traits
 from copfl.core.batches import plan
-from copfl.experiment.run import run
 from copfl.testing import check_algorithm, small_federation
 from copfl.wrappers.addons import with_addons
 from copfl.wrappers.privacy import Private, check_sums, epsilon

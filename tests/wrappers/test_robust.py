@@ -15,11 +15,11 @@ from torch import Tensor
 
 from copfl.algorithms import ALGORITHMS, FedAvg
 from copfl.algorithms.copfl import COPFL, Upload
+from copfl.choosing.run import run
 from copfl.core import Masked, Sgd, Task, UsageError, received, tree
 from copfl.core.batches import plan
 from copfl.engine.mapping import sequential, vmap
 from copfl.engine.simulate import Simulation, begin, simulate
-from copfl.experiment.run import run
 from copfl.parts import averaging
 from copfl.parts.cowa import Cowa, Reports, bounded, report_of, whole_without
 from copfl.settings.components import build, component

@@ -20,6 +20,7 @@ from copfl.core import (
     kept,
     mean_loss,
 )
+from copfl.errors import how_to_set
 from copfl.parts.averaging import Averaging, Down, Server
 from copfl.parts.phases import HeadAlone, fresh_head
 
@@ -46,7 +47,7 @@ class FedRoD(Averaging):
             raise UsageError(
                 "fedrod balances the loss over classes and adds two Linear heads; this task is "
                 f'{task.criterion.kind}, with the head "{task.layout.head}". Choose another algorithm, or '
-                'name a Linear head, such as head="fc"'
+                f"name a Linear head, such as {how_to_set('model.head', 'fc')}"
             )
         server: Server = super().server_init(task, clients)
         return server

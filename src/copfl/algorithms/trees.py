@@ -28,6 +28,7 @@ from copfl.parts.boosting import (
     Target,
     allowed_columns,
     best_splits,
+    bins_of,
     counts_of_cells,
     histogram,
     in_units,
@@ -46,7 +47,8 @@ from copfl.parts.boosting import (
 
 LARGEST = 8_000_000  # numbers of an upload
 ROWS = 16.0  # the sums are of rows / 16, so that more rows fit into the range of a secure sum
-BEFORE = 2  # rounds before the first tree: the columns' means and deviations, then their bins
+# Rounds before the first tree, for the bins: each counts rows in cells that lie where the rows are.
+BEFORE = 3
 
 
 class Grown(NamedTuple):
@@ -151,7 +153,7 @@ class Trees:
     alone: bool = False
 
     trains = "trees"
-    usual_rounds = 302
+    usual_rounds = 303
     only_mean = "its server grows trees from the sums that it receives, and has no step to change"
     total_epochs = 1
 
@@ -199,8 +201,7 @@ class Trees:
         target, like = _target(task), task.initial
         trees, splits = self._size(task)
         columns = task.layout.head_shape[1]
-        edges = like.new_full((columns, self.bins - 1), NEVER)
-        bins = Bins(like.new_zeros(columns), like.new_ones(columns), edges)
+        bins = bins_of(columns, self.bins, like)
         forest = no_trees(trees, (splits + 1).bit_length() - 1, like, target)
         if (numbers := columns * self._room(forest) + _cells(target, forest)) > LARGEST:
             raise UsageError(
@@ -288,7 +289,7 @@ class Trees:
         if is_together:
             different = [e] if target.has_scale else [e, h]
             numbers = torch.cat([*(used[:, None] * one for one in different), used[:, None]], 1).T
-            size = len(bins.centre) * self._room(forest) + len(rest)
+            size = len(bins.edges) * self._room(forest) + len(rest)
             whole = nbytes(Upload(like.new_zeros(()).expand(size)), of=task.initial.dtype)
             metrics["bytes_up"] = torch.zeros_like(loss) + whole
             return ClientOutput(after, RowUpload(numbers, rest), cast(Tensor, None), metrics)
@@ -297,10 +298,9 @@ class Trees:
         node = leaf >> (depth - level.clamp(max=depth - 1))
         sums = self._histograms(target, forest, bin, node, e, h, used)
         if known is None:  # it may be a round before the first tree: those that the bins are made from
-            moments = self._first_sums(forest, x.to(like), counts)
-            cells = histogram(bins.cells(x.to(like)), [counts[:, None]], self._room(forest))[0]
+            cells = histogram(bins.cells(x), [counts[:, None]], self._room(forest))[0]
             cells = merged(cells[:, None], self.group)[:, 0]
-            sums = torch.where(grown.rounds == 0, moments, torch.where(grown.rounds == 1, cells, sums))
+            sums = torch.where(grown.rounds < BEFORE, cells, sums)
         upload = Upload(torch.cat([torch.where(is_over, 0, sums.flatten()) / ROWS, rest]))
         if client.own is not None:
             after = after._replace(own=self._with(task, client.own, upload.sums))
@@ -373,7 +373,7 @@ class Trees:
         those of the other half are the difference, exactly.
         """
         target, grown, known = _target(task), server.grown, data.known
-        forest, columns, q = grown.forest, len(grown.bins.centre), target.outputs
+        forest, columns, q = grown.forest, len(grown.bins.edges), target.outputs
         growing, level = (int(number) for number in _growing(grown.rounds, forest, target))
         numbers, rest = uploads
         if not counted.all():
@@ -410,28 +410,13 @@ class Trees:
 
     def _first_total(self, task: Task, grown: Grown, data: Data, counted: Tensor) -> Tensor:
         """[columns, room]: what the bins are made from, of several clients, column after column."""
-        clients, rows = data.y.shape[:2]
         x = _columns(task, data._replace(x=tree.each(lambda t: t.flatten(0, 1), data.x)))
-        is_valid = torch.arange(rows, device=x.device) < data.size[:, None]
+        is_valid = torch.arange(data.y.shape[1], device=x.device) < data.size[:, None]
         counts = (is_valid & counted[:, None]).flatten().to(_double(task))
-        sums = counts.new_zeros(len(grown.bins.centre), self._room(grown.forest))
-        client = torch.arange(clients).repeat_interleave(rows).numpy()
-        for number, (row, bins) in enumerate(zip(sums, zip(*grown.bins, strict=True), strict=True)):
-            column = x[:, number].to(counts)
-            if grown.rounds == 0:
-                for place, one in ((0, column), (self._slots(grown.forest), column**2)):
-                    row[place] = torch.from_numpy(np.bincount(client, (one * counts).numpy(), clients)).sum(0)
-            else:
-                cell = Bins(*bins).cells(column).numpy()
-                row[:CELLS] = torch.from_numpy(np.bincount(cell, counts.numpy(), CELLS))
+        sums = counts.new_zeros(len(grown.bins.edges), self._room(grown.forest))
+        for row, cell in zip(sums, grown.bins.cells(x).T, strict=True):
+            row[:CELLS] = torch.from_numpy(np.bincount(cell.numpy(), counts.numpy(), CELLS))
         return sums
-
-    def _first_sums(self, forest: Forest, x: Tensor, counts: Tensor) -> Tensor:
-        """[columns, room]: of each column the sum and the sum of squares, where it has those of its first two bins."""
-        numbers = [one * counts[:, None] for one in (x, x**2)]
-        sum, squares = histogram(torch.zeros_like(x, dtype=torch.int64), numbers, 1)
-        place = torch.arange(self._room(forest), device=x.device)
-        return torch.where(place == 0, sum, torch.where(place == self._slots(forest), squares, 0.0))
 
     def _own_trees(
         self, task: Task, grown: Grown, data: Data, counts: Tensor, eta: Tensor, plan: Plan
@@ -470,14 +455,14 @@ class Trees:
         """What the sites have after a round with these sums."""
         target, grown = _target(task), before.grown
         forest, bins, room, q = grown.forest, grown.bins, self._room(grown.forest), target.outputs
-        columns = len(bins.centre)
+        columns = len(bins.edges)
         sizes = [columns * room, q, 4 * q, 2, _cells(target, forest)]
         parts = torch.split(ROWS * sums.to(grown.log_scale), sizes)
         histograms, means, (rows, sites) = parts[0].view(columns, room), parts[1], parts[3]
         # Before the first tree: the bins, and the prediction without trees.
         slots, channels = self._slots(forest), 2 * forest.value.shape[2] + 1
-        scaled = bins.scaled(rows, histograms[:, 0], histograms[:, slots])
-        edged = bins.with_edges(histograms[:, :CELLS])
+        counts = histograms[:, :CELLS].round()
+        counted = bins.with_edges(counts).moved(counts)
         start = target.start(means / rows.clamp(min=1)).to(forest.bias)
         # Then one level of a tree.
         growing, level = _growing(grown.rounds, forest, target)
@@ -493,10 +478,9 @@ class Trees:
             with_leaves = with_medians(forest, growing, residuals, unit, self.penalty, self.rate)
             larger = tree.each(lambda a, b: torch.where(level == forest.depth, a, b), with_leaves, larger)
 
-        first, second = grown.rounds == 0, grown.rounds == 1
-        new_bins = tree.each(lambda a, b: torch.where(first, a, b), scaled, bins)
-        new_bins = tree.each(lambda a, b: torch.where(second, a, b), edged, new_bins)
-        forest = tree.each(lambda a, b: torch.where(first | second, b, a), larger, forest)
+        first, second, is_before = grown.rounds == 0, grown.rounds == 1, grown.rounds < BEFORE
+        new_bins = tree.each(lambda a, b: torch.where(is_before, a, b), counted, bins)
+        forest = tree.each(lambda a, b: torch.where(is_before, b, a), larger, forest)
         bias = torch.where(first, start, forest.bias)
         if target.by_median:
             centre = (unit * median_of_cells(residuals.sum(1))).to(bias)

@@ -178,7 +178,7 @@ class WideLevels:
         varying = varying_of(kind.outputs, number + 1, 1, task.device)
         effects = own_effects(site, kind, varying, given, message.log_variance, start)
         _, weights = residuals(site, kind, with_effects(varying, given, effects))
-        precision = torch.exp(-message.log_variance)[..., None] * torch.eye(kind.outputs).to(eta)
+        precision = torch.diag_embed(torch.exp(-message.log_variance).expand(-1, kind.outputs))
         spread = torch.linalg.inv_ex(weights.sum(0) + precision)[0].diagonal(dim1=-2, dim2=-1).sum(-1)
         return effects, spread
 

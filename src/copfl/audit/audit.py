@@ -19,16 +19,17 @@ from copfl.audit.shapley import DEFAULT, Sampling, shapley
 from copfl.data.clients.groups import client_titles, names_of_clients
 from copfl.errors import RunError, UsageError, raised_as
 from copfl.experiment import records
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.preparation import prepare
-from copfl.experiment.result import Experiment, Result
+from copfl.experiment.reading import AUDIT_FORMAT
+from copfl.experiment.result import Result
 from copfl.experiment.training import OnRound, train_rounds
 from copfl.files import write_bytes
 from copfl.measures.metrics import ACCURACY, MetricInfo
 from copfl.report import contributions
 from copfl.report.contributions import Contributions, relative_weights
 from copfl.report.run_charts import CONTRIBUTIONS
-from copfl.report.run_data import AUDIT_FORMAT
 from copfl.settings import named_code
 from copfl.settings.complete import complete
 from copfl.settings.identity import digest

@@ -17,7 +17,8 @@ from copfl.core import tree
 from copfl.core.evaluation import evaluate, measured
 from copfl.engine import mapping
 from copfl.engine.mapping import Mapping, Submission
-from copfl.experiment.result import Experiment, Result
+from copfl.experiment.experiment import Experiment
+from copfl.experiment.result import Result
 from copfl.experiment.training import OnRound, train_rounds
 from copfl.stats import Numbers, mean_of_known
 

@@ -26,8 +26,8 @@ from copfl.core.task import Data, Plan, Task
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
 from copfl.data.sets.datasets import load
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.preparation import prepare
-from copfl.experiment.result import Experiment
 from copfl.kernels.draws import mixed
 from copfl.settings.complete import complete
 from copfl.wrappers.attacks import Attacked

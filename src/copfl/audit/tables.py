@@ -12,11 +12,11 @@ import numpy as np
 
 from copfl import stats
 from copfl.audit.audit import BENEFIT, Audit
+from copfl.experiment.reading import AUDIT_FORMAT
 from copfl.files import write_bytes
 from copfl.report import contributions
 from copfl.report.contributions import UNIT
 from copfl.report.run_charts import CONTRIBUTIONS
-from copfl.report.run_data import AUDIT_FORMAT
 from copfl.stats import mean_of_known
 from copfl.tables import Table, as_markdown, interval, number, plain, with_spread
 

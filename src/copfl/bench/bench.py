@@ -7,10 +7,11 @@ OUT/runs.jsonl       a line for each run; the same command goes on from there
 from __future__ import annotations
 
 import json
+import logging
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from functools import partial
 from pathlib import Path
@@ -27,8 +28,9 @@ from copfl.experiment.process import left_as_found
 from copfl.experiment.progress import span
 from copfl.files import locked, write_bytes
 from copfl.settings import named_code
+from copfl.telling import OF_ONE_RUN, Log, heard_by_log
 
-Log = Callable[[str], None]
+logger = logging.getLogger(__name__)
 RUNS = "runs.jsonl"
 PAUSE = 10.0  # seconds between two lines of progress
 
@@ -43,6 +45,7 @@ class BenchPlan(NamedTuple):
 
 
 @left_as_found()
+@heard_by_log(but_of=OF_ONE_RUN)
 def bench(
     algorithms: Sequence[str],
     suite: Suite,
@@ -51,7 +54,7 @@ def bench(
     *,
     jobs: int = 1,
     code: named_code.Modules = (),
-    log: Log = print,
+    log: Log | None = print,
 ) -> list[BenchRow]:
     """A row for each algorithm, written to `out`; runs that are there are used again.
 
@@ -72,10 +75,10 @@ def bench(
     for algorithm in algorithms:
         tuning, refused = protocol.tuning_jobs(algorithm, suite, machine)
         plans.append(BenchPlan(algorithm, rows.code_hash(algorithm), tuning, refused))
-    log(_estimate(plans, suite, jobs))
+    logger.info(_estimate(plans, suite, jobs))
     with locked(out / "lock"):
         finished = FinishedRuns(out / RUNS, suite.hash, now, {plan.algorithm: plan.code for plan in plans})
-        run = partial(_measured, finished=finished, machine=machine, processes=jobs, log=log)
+        run = partial(_measured, finished=finished, machine=machine, processes=jobs)
         tuned = run([job for plan in plans for job in plan.tuning], what="runs on validation samples")
         final = {plan.algorithm: protocol.final_jobs([tuned[job] for job in plan.tuning]) for plan in plans}
         tested = run([job for planned in final.values() for job in planned], what="runs on test samples")
@@ -149,15 +152,14 @@ def _measured(
     finished: FinishedRuns,
     machine: BenchMachine,
     processes: int,
-    log: Log,
     what: str,
 ) -> dict[BenchJob, MeasuredRun]:
     """The measurement of every job; those that are not kept are run."""
     left = [job for job in jobs if job not in finished.runs]
     if len(left) < len(jobs):
-        log(f"{len(jobs) - len(left)} of {len(jobs)} {what} are there already")
+        logger.info(f"{len(jobs) - len(left)} of {len(jobs)} {what} are there already")
     if finished.others:
-        log(
+        logger.info(
             f"{finished.others} runs in {finished.path} were made with other code, settings or versions, and do not "
             "count"
         )
@@ -167,7 +169,7 @@ def _measured(
         if (now := time.monotonic()) - printed >= PAUSE or count == len(left):
             printed = now
             rest = (now - started) / count * (len(left) - count)
-            log(
+            logger.info(
                 f"[{count}/{len(left)} {what}] {run.job.title}: {100 * run.value:.1f} %, about {span(rest)} "
                 "left"
             )
@@ -236,6 +238,7 @@ class RowCheck(NamedTuple):
 
 
 @left_as_found()
+@heard_by_log(but_of=OF_ONE_RUN)
 def check(
     row: BenchRow,
     machine: BenchMachine,
@@ -243,7 +246,7 @@ def check(
     runs: int,
     jobs: int = 1,
     code: named_code.Modules = (),
-    log: Log = print,
+    log: Log | None = print,
 ) -> RowCheck:
     """Runs a record again, or a random sample of its runs, and compares every number of every round.
 
@@ -272,7 +275,7 @@ def check(
     for count, again in enumerate(in_processes(chosen, machine, jobs), 1):
         before = every[again.job]
         equal = again.hash == before.hash and again.accuracy == before.accuracy
-        log(f"[{count}/{len(chosen)} runs] {again.job.title}: {'equal' if equal else 'different'}")
+        logger.info(f"[{count}/{len(chosen)} runs] {again.job.title}: {'equal' if equal else 'different'}")
         if not equal:
             clients = "" if again.start == before.start else ", other clients or initial weights"
             change = 100 * (again.value - before.value)

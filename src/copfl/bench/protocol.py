@@ -25,8 +25,9 @@ from copfl.comparison.rows.entries import Entry
 from copfl.comparison.rows.entry_settings import OPTIMIZER, row_settings
 from copfl.errors import UsageError
 from copfl.experiment import records
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.preparation import prepare
-from copfl.experiment.result import Experiment, Result
+from copfl.experiment.result import Result
 from copfl.experiment.training import execute
 from copfl.settings.complete import complete
 from copfl.settings.identity import digest

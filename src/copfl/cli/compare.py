@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 from copfl.cli import options
 from copfl.cli.options import Tables, option
 from copfl.engine import machine as this_machine
-from copfl.errors import AGAIN, UsageError, stoppable
+from copfl.errors import AGAIN, UsageError, stoppable, with_code
 from copfl.experiment import process
 from copfl.settings import named_code, toml
 
@@ -219,7 +219,7 @@ def choose(
     if as_json:
         print((choice.folder / "ranking.json").read_text("utf-8"))
     elif not quiet:
-        further = f"go on with `copfl run -c {choice.folder / 'run.toml'}`"
+        further = f"go on with `copfl run -c {choice.folder / 'run.toml'}{with_code()}`"
         print(f"{choice}\n\nFolder: {choice.folder}; {further}")
 
 

@@ -1,14 +1,15 @@
 """`copfl data`: describe the user's data, check which data sets exist, and download one."""
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from copfl.cli import options
 from copfl.cli.options import argument, option
-from copfl.errors import DataError, UsageError
+from copfl.errors import DataError, PartError, UsageError
 from copfl.settings.toml import assignment
 
 app = typer.Typer(help="Data sets: fetch and check them.", rich_markup_mode=None)
@@ -53,31 +54,70 @@ def describe(
     start: Annotated[
         str | None, option("Data", "Of survival, the column of the time after which a row is at risk.")
     ] = None,
+    task: Annotated[
+        str | None,
+        option(
+            "Data", "classification, multilabel, regression, next_token or survival; default: by the targets."
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None, option("Data", "Any option as data.KEY=VALUE; repeatable.", "--set -s")
     ] = None,
     data_dir: options.DataDir = None,
 ) -> None:
-    """Print what is understood of a data set: samples, targets, clients, missing values, who has what."""
+    """Print what is understood of a data set, and everything that a run would refuse."""
     from copfl.data.sets.overview import overview
-    from copfl.data.tables.files import READERS
+    from copfl.data.tables.doubts import site_column
+    from copfl.data.tables.files import read_table
     from copfl.settings import named_code
     from copfl.settings.data import data_of, data_record
 
     line = {"name": name, "target": target, "client": client, "text": text, "group": group, "time": time}
-    line |= {"event": event, "start": start, "dir": None if data_dir is None else str(data_dir)}
+    line |= {"event": event, "start": start, "kind": task, "dir": None if data_dir is None else str(data_dir)}
     table = {key: value for key, value in line.items() if value is not None}
     table |= {key: value for kind, key, value in map(assignment, settings or []) if kind == "data"}
-    refusal = ""
-    try:
-        named_code.name(named_code.modules_in(table))
-        dataset = data_of(data_record(table))
-    except DataError as error:
-        if Path(name).suffix not in READERS or "missing" in table:
-            raise
-        dataset = data_of(data_record({**table, "missing": "fill"}))  # what else is wrong is an error again
-        refusal = f"\n\nA run needs one more option: {error}"
-    print(f"{overview(dataset)}{refusal}")
+    named_code.name(named_code.modules_in(table))
+    problems: list[str] = []
+    tried = dict(table)
+    while True:
+        try:
+            dataset = data_of(data_record(tried))
+            break
+        except DataError as error:
+            problems.append(str(error))
+            more = _more(tried, error)
+            if more == tried:  # what is wrong is not of one part of a table
+                raise DataError(_numbered(problems)) from error
+            tried = more
+    if tried.get("target") != table.get(
+        "target"
+    ):  # another column took its place, to find what else is wrong
+        sites = [] if client else [site_column(read_table(Path(name)))] if Path(name).is_file() else []
+        raise DataError(_numbered([*problems, *(site.text for site in sites if site is not None)]))
+    print(overview(dataset))
+    if problems:
+        count = "one more option" if len(problems) == 1 else f"{len(problems)} more options"
+        print(f"\nA run needs {count}: {_numbered(problems)}")
+
+
+def _more(table: Mapping[str, Any], error: BaseException | None) -> dict[str, Any]:
+    """The options with which the rest of the table can be read; the same ones: nobody knows which."""
+    while error is not None and not isinstance(error, PartError):
+        error = error.__cause__
+    further = {} if error is None else error.further
+    both = {
+        key: f"{table[key]},{new}" if key in table and key in ("drop", "categories") else new
+        for key, new in further.items()
+    }
+    repeated = any(new in str(table.get(key, "")).split(",") for key, new in further.items())
+    return dict(table) if repeated else {**table, **both}
+
+
+def _numbered(problems: Sequence[str]) -> str:
+    """One problem, or a list of several."""
+    if len(problems) == 1:
+        return problems[0]
+    return "".join(f"\n{number}. {problem}" for number, problem in enumerate(problems, 1))
 
 
 @app.command()

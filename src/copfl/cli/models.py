@@ -51,7 +51,7 @@ def _chosen(path: Path, client: str | None, of_server: bool, before_training: bo
         path, of_server = write_global(path), False
     if not before_training:
         located(path, OF_SERVER if of_server else client)  # a wrong path is said before torch is loaded
-    from copfl.experiment.bundle.bundle import load
+    from copfl.experiment.loading import load
 
     bundle = load(path, OF_SERVER if of_server else client, before_training=before_training)
     if of_node(path) is not None:
@@ -62,7 +62,22 @@ def _chosen(path: Path, client: str | None, of_server: bool, before_training: bo
     return bundle
 
 
-def _known_rows(path: Path, bundle: "Bundle", data: Path) -> list[str]:
+def _of_run(bundle: "Bundle", x: Any, y: Any, has_target: "NDArray[np.bool_]") -> list[str]:
+    """A warning if a model of a run is measured on samples that it was trained on."""
+    from copfl.data.samples import each
+    from copfl.errors import DataError
+    from copfl.experiment.bundle import known_rows
+
+    try:
+        targets = None if y is None else bundle.preparation.targets(y)
+    except DataError:  # of other classes
+        targets = None
+    known = each(lambda array: array[has_target], x) if targets is not None else x
+    said = known_rows.about(bundle.path, known, targets)
+    return [said] if said else []
+
+
+def _of_node(path: Path, bundle: "Bundle", data: Path) -> list[str]:
     """A warning if a node's model is measured on the table that it was trained with."""
     from copfl.data.tables.files import READERS
     from copfl.experiment.bundle.description import TEST
@@ -152,7 +167,8 @@ def predict(
         notes, is_sample, files = list[str](), None, tuple[str, ...]()
     else:
         x, y, has_target, notes, *_, is_sample, files, _, _ = loaded.read(data, missing=missing)
-        notes += [] if y is None else _known_rows(bundle, loaded, data)
+        notes += _of_node(bundle, loaded, data) if y is not None else []
+        notes += _of_run(loaded, x, y, has_target)
         outputs, score, rest = loaded.outputs(x), None, int((~has_target).sum())
         if y is not None:
             try:
@@ -296,7 +312,7 @@ def evaluate(
         raise DataError(f"{data} lacks {lacking}, so nothing can be evaluated; see `copfl predict`")
     if rest := int((~has_target).sum()):
         notes.append(f"{rest:,} of {len(has_target):,} samples have no target and are left out")
-    notes += _known_rows(bundle, loaded, data)
+    notes += [*_of_node(bundle, loaded, data), *_of_run(loaded, x, y, has_target)]
     _report(notes)
     targets = loaded.preparation.targets(y)
     measured = loaded.measured(loaded.outputs(x)[has_target], targets)

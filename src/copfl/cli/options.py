@@ -7,6 +7,7 @@ A command is a function with a real signature. One that trains has a parameter `
 import contextlib
 import functools
 import inspect
+import logging
 import sys
 import types
 import typing
@@ -22,6 +23,7 @@ from copfl.settings.record import declared
 from copfl.settings.schema import KINDS
 from copfl.settings.toml import Tables as Tables
 from copfl.settings.toml import assignment
+from copfl.telling import heard
 
 Function = Callable[..., None]
 F = TypeVar("F", bound=Function)
@@ -346,14 +348,15 @@ def counted(title: str, unit: str, hidden: bool) -> Iterator[Callable[[int], Cal
         hidden: Whether nothing is shown.
     """
     is_terminal = sys.stderr.isatty()  # asked before rich takes its place
-    with progress(f"{title}, {unit}", "MofNCompleteColumn", hidden, transient=True) as bar:
+    shown = progress(f"{title}, {unit}", "MofNCompleteColumn", hidden, transient=True)
+    with shown as bar, heard(None if is_terminal else logger(hidden)):
         job = bar.add_task(title, total=None)
 
         def start(total: int) -> Callable[[int], None]:
             if not is_terminal:
                 from copfl.experiment.progress import counted as by_lines
 
-                return by_lines(title, unit, total, logger(hidden))
+                return by_lines(title, unit, total, logging.getLogger(__name__).debug)
             bar.update(job, total=total)
             return functools.partial(bar.advance, job)
 

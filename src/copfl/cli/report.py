@@ -25,8 +25,8 @@ def report(
     runs: Annotated[
         list[Path],
         argument(
-            "Run folders, the others compared with the first; or a comparison's folder, or a node's "
-            "state-dir."
+            "Run folders, the others compared with the first; or the folder of a comparison or a choice, or "
+            "a node's state-dir."
         ),
     ],
     out: Annotated[
@@ -57,24 +57,30 @@ def report(
     ] = True,
     quiet: options.Quiet = False,
 ) -> None:
-    """Write a report of one or several runs, of a comparison, or of a node, as one HTML file."""
+    """Write a report of one or several runs, of a comparison, a choice or a node, as one HTML file."""
     for run in runs:
         check_folder(run)
     from copfl import charts
     from copfl.experiment.bundle.places import of_node
-    from copfl.report import comparison_page, document, page, run_data
+    from copfl.experiment.reading import read_all
+    from copfl.report import choice_page, comparison_page, document, page
 
     if len(runs) == 1 and of_node(runs[0]) is not None:
         return report_of_node(runs[0], out, data, baseline, rivals, quiet)
     if data is not None:
         raise UsageError("--data is for the report of a node; name its state-dir")
-    compared = [run for run in runs if comparison_page.is_comparison(run)]
-    if compared and len(runs) > 1:
-        raise UsageError(
-            f"{compared[0]} is a comparison, which has a page of its own; name it alone, or name run folders"
-        )
-    read = run_data.read_all
-    made = comparison_page.document_of(compared[0]) if compared else page.document_of(read(runs))
+    kinds = {run: _page_of_its_own(run) for run in runs}
+    for run, kind in kinds.items():
+        if kind and len(runs) > 1:
+            raise UsageError(
+                f"{run} is a {kind}, which has a page of its own; name it alone, or name run folders"
+            )
+    if kinds[runs[0]] == "choice":
+        made = choice_page.document_of(runs[0])
+    elif kinds[runs[0]]:
+        made = comparison_page.document_of(runs[0])
+    else:
+        made = page.document_of(read_all(runs))
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     contents = {target: document.render(made).encode()}
     if figures is not None:
@@ -85,6 +91,15 @@ def report(
         write_bytes(path, content, durable=False)
         if not quiet:
             print(path)
+
+
+def _page_of_its_own(folder: Path) -> str:
+    """What a folder is that is no run: a "comparison" or a "choice"; "" of a run."""
+    from copfl.report import choice_page, comparison_page
+
+    if choice_page.is_choice(folder):
+        return "choice"
+    return "comparison" if comparison_page.is_comparison(folder) else ""
 
 
 def report_of_node(

@@ -6,22 +6,22 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from copfl.cli import options
 from copfl.cli.options import Tables, argument, option
-from copfl.errors import Stopped, stoppable
+from copfl.errors import Stopped, stoppable, to_resume
 from copfl.experiment import process
 from copfl.experiment.known_runs import check_folder
 from copfl.settings import first_look, toml
+from copfl.telling import Log, heard
 
 if TYPE_CHECKING:
     from copfl.engine.rounds import Round
-    from copfl.experiment.first_run.candidates import FirstRunChoice
+    from copfl.experiment.experiment import Experiment
     from copfl.experiment.folder import RunFolder
-    from copfl.experiment.result import Experiment
+    from copfl.experiment.training import Given
 
 CHOICES = ("algorithm", "data")  # where one of them is named, the run is not the demo
 PRESETS = (
@@ -57,9 +57,10 @@ def run(
     if line_alone and "name" not in line.get("data", {"name": ""}):
         first_look.look_at_data({"name": "digits", **line["data"]})
     with process.importing():
+        from copfl.choosing.first_run import completed_run
         from copfl.engine import ranks
         from copfl.experiment import folder as run_folder
-        from copfl.experiment.first_run.first_run import completed_run, text_of
+        from copfl.experiment.choice import CHOICE, text_of
         from copfl.experiment.preparation import prepare
         from copfl.experiment.run import follow
         from copfl.settings.first_choice import why
@@ -76,10 +77,12 @@ def run(
         if ranks.follower():
             return follow()
         preset = "demo" if is_demo else preset or ""
-        description, choice = completed_run(*layers, line, preset=preset, tell=show.tell)
-        prepared = prepare(description, tell=show.tell)
+        with heard(show.preparing):
+            description, given = completed_run(*layers, line, preset=preset)
+            prepared = prepare(description)
         named = bool(preset) or any(layer.get("algorithm", {}).get("name") for layer in (*layers, line))
         if show.progress and not named:
+            choice = given.get(CHOICE)
             reason = why(description) if choice is None else text_of(choice)
             print(
                 f"No algorithm is named, so this is {description.method_text}: {reason} "
@@ -88,7 +91,7 @@ def run(
             )
         target = out or run_folder.fresh(Path("runs"), prepared.title.replace(" on ", "-"))
         with run_folder.claimed(target, new=True) as folder:
-            _train(prepared, folder, show, choice)
+            _train(prepared, folder, show, given)
 
 
 def resume(
@@ -117,7 +120,9 @@ def resume(
         if ranks.follower():
             return follow()
         with run_folder.claimed(run, new=False) as folder:
-            _train(reopen(folder, rounds, tell=show.tell), folder, show)
+            with heard(show.preparing):
+                prepared = reopen(folder, rounds)
+            _train(prepared, folder, show, {})
 
 
 def schema() -> None:
@@ -140,15 +145,15 @@ class Show(NamedTuple):
         return not (self.quiet or self.as_json)
 
     @property
-    def tell(self) -> Callable[[str], None] | None:
+    def preparing(self) -> Log | None:
         """Prints what is being prepared; the first round of a large model may come minutes later."""
-        return _tell if self.progress else None
+        return _preparing if self.progress else None
 
 
-def _train(prepared: Experiment, folder: RunFolder, show: Show, choice: FirstRunChoice | None = None) -> None:
+def _train(prepared: Experiment, folder: RunFolder, show: Show, given: Given) -> None:
     """Trains with progress on stderr, logs every round to the trackers, and prints the result."""
     from copfl.engine import ranks
-    from copfl.experiment.progress import bar, lines
+    from copfl.experiment.progress import bar
     from copfl.experiment.run import lead
     from copfl.experiment.trackers import tracking
     from copfl.experiment.training import rounds_alone, train
@@ -156,15 +161,16 @@ def _train(prepared: Experiment, folder: RunFolder, show: Show, choice: FirstRun
 
     try:
         with stoppable(), contextlib.ExitStack() as stack:
-            shown = None
+            alone = None
             listeners = [stack.enter_context(tracking(show.trackers, folder.path, prepared.run.tables()))]
             if show.progress:
                 rounds, what = prepared.settings.rounds, (prepared.task.metrics[0], rounds_alone(prepared))
                 if sys.stderr.isatty():
                     shown = stack.enter_context(bar(rounds, sys.stderr, *what))
+                    listeners.append(shown.on_round)
+                    alone = shown.on_round_alone
                 else:
-                    shown = lines(rounds, options.logger(quiet=False), *what)
-                listeners.append(shown.on_round)
+                    stack.enter_context(heard(options.logger(quiet=False)))
 
             def on_round(round: Round, seconds: float) -> None:
                 for listener in listeners:
@@ -173,10 +179,9 @@ def _train(prepared: Experiment, folder: RunFolder, show: Show, choice: FirstRun
             leading = lead(prepared) if ranks.joined() else ""
             if show.progress:
                 _warn([*prepared.hints, *filter(None, [leading])])
-            alone, stage = (None, None) if shown is None else (shown.on_round_alone, shown.on_stage)
-            result = train(prepared, folder, on_round, alone, stage, choice)
+            result = train(prepared, folder, on_round, alone, given)
     except Stopped:
-        how = f"`copfl resume {folder.path}` continues from its last checkpoint" if folder.begun else ""
+        how = f"{to_resume(folder.path)} continues from its last checkpoint" if folder.begun else ""
         raise Stopped(how) from None
     if show.as_json:
         print(json.dumps(summary.as_json(result)))
@@ -186,9 +191,8 @@ def _train(prepared: Experiment, folder: RunFolder, show: Show, choice: FirstRun
         _warn(result.warnings[len(prepared.hints) :])
 
 
-def _tell(line: str) -> None:
-    if line:
-        print(f"preparing: {line}", file=sys.stderr, flush=True)
+def _preparing(line: str) -> None:
+    print(f"preparing: {line}", file=sys.stderr, flush=True)
 
 
 def _warn(warnings_found: list[str]) -> None:

@@ -6,6 +6,7 @@ OUT/runs/LABEL-seedS-HASH/   a run folder per entry and seed; any comparison use
     curves, clients, map     .png and .svg
 """
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -20,9 +21,9 @@ from copfl.comparison.jobs.job import Job, accuracies
 from copfl.comparison.jobs.processes import pool_for
 from copfl.comparison.jobs.runner import all_done
 from copfl.comparison.jobs.starts import Starts
-from copfl.comparison.jobs.submission import Log
 from copfl.comparison.results.remarks import (
     few_seeds,
+    found_rounds,
     title_of,
     tuning_notes,
     undefined_values,
@@ -30,7 +31,7 @@ from copfl.comparison.results.remarks import (
     values_at_the_end,
 )
 from copfl.comparison.results.results import Record, paired, read_record
-from copfl.comparison.results.tables import Comparison, ComparisonRow, still_rising
+from copfl.comparison.results.tables import Comparison, ComparisonRow, past_their_best, still_rising
 from copfl.comparison.results.writing import write
 from copfl.comparison.rivals import seed_rivals
 from copfl.comparison.rows import suitability
@@ -54,13 +55,14 @@ from copfl.comparison.rows.entry_settings import (
     row_settings,
     with_one_optimizer,
 )
+from copfl.comparison.rows.rounds import RowRounds
 from copfl.comparison.rows.spaces import EXAMPLE, Space, cells, check_by_setting, grid_of, space_of
 from copfl.comparison.rows.suitability import reasons
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.errors import UsageError, at_least, in_words, unknown
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
-from copfl.experiment.result import Experiment
 from copfl.settings import arguments, named_code
 from copfl.settings.checking import parameters_of, unknown_key
 from copfl.settings.complete import complete
@@ -68,10 +70,14 @@ from copfl.settings.components import OPTIMIZERS, factory_of
 from copfl.settings.schema import KINDS
 from copfl.stats import Difference, for_all
 from copfl.tables import capital
+from copfl.telling import OF_ONE_RUN, Log, heard_by_log, to_somebody
+
+logger = logging.getLogger(__name__)
 
 
 @arguments.shared
 @left_as_found()
+@heard_by_log(but_of=OF_ONE_RUN)
 def compare(
     entries: Rows,
     dataset: arguments.Data = arguments.DIGITS,
@@ -87,7 +93,7 @@ def compare(
     jobs: int = 1,
     executor: Executor | None = None,
     code: named_code.Modules = (),
-    log: Log | None = None,
+    log: Log | None = to_somebody,
     forecast: Forecast | None = None,
     **settings: Unpack[arguments.WithAddons],
 ) -> Comparison:
@@ -115,20 +121,21 @@ def compare(
         executor: Any of `concurrent.futures`: it trains the runs, in a folder that its workers share.
         code: Modules of yours that the tables, or runs in `out`, may name. What `entries`, `algorithm` and
             `dataset` name needs no mention.
-        log: Gets a line about each step.
+        log: Gets a line about each step; by default it is on stderr in a terminal or a notebook.
         forecast: Is kept up to date, for a caller that shows the time that is left.
     """
     named = rows_of(entries)
     named_code.name(code, modules_of(named))
     rows = entries_of(named)
     base = with_one_optimizer(common_of(dataset, settings))
-    log = log or (lambda line: None)
+    base["run"] = {"find_rounds": "auto", **base.get("run", {})}
     seeds, space = check_seeds(seeds), space_of(tune or {}, "tune")
     tune_seeds = check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "tune_seeds")
     _check_rows(rows, base, space, last, jobs)
     check_own("tune", space)
     tries = tuning.trials_of(space, trials)
-    plan = tuning.ComparisonPlan(Path(out), seeds, tune_seeds, validation, last)
+    rounds = RowRounds(Path(out) / "rounds", seeds[0])
+    plan = tuning.ComparisonPlan(Path(out), seeds, tune_seeds, validation, last, rounds)
     settled, spaces_of = list[RowSettings](), dict[str, Space]()
     for entry in rows:
         row = row_settings(entry, base)
@@ -142,7 +149,7 @@ def compare(
     settled, remarks = _suitable(settled, experiment)
     remarks += [f"{capital(hint)}." for hint in experiment.hints]
     for note in remarks:
-        log(note)
+        logger.info(note)
     labels = [row.label for row in settled]
     chosen = labels[0] if reference is None else reference
     if chosen not in labels:
@@ -151,18 +158,21 @@ def compare(
     forecast = Forecast() if forecast is None else forecast
     forecast.later += tuning.rounds_of(plan, settled, spaces, tries)
     with pool_for(experiment, jobs) as pool:
-        run = partial(all_done, pool=pool, log=log, executor=executor, forecast=forecast)
+        run = partial(all_done, pool=pool, executor=executor, forecast=forecast)
+        rounds.search(plan.tried(settled, spaces), pool, executor)
         metric, tune_all = experiment.task.metrics[0], partial(run, what="tuning runs")
         tuned = tuning.tuned(plan, settled, spaces, tries, metric, tune_all)
+        how: dict[str, Any] = {"last": last, "rounds": rounds}
         final = [
             [
-                job_of(plan.out / "runs", row.label, row.with_settings(best.chosen), seed, last=last)
+                job_of(plan.out / "runs", row.label, row.with_settings(best.chosen), seed, **how)
                 for seed in seeds
             ]
             for row, best in zip(settled, tuned, strict=True)
         ]
+        forecast.later = sum(job.rounds for of_row in final for job in of_row)  # now that they are known
         records = _records(final, run)
-    rivals = seed_rivals([*settled[0].layers, suitability.CHECK if executor else {}], seeds, log)
+    rivals = seed_rivals([*settled[0].layers, suitability.CHECK if executor else {}], seeds)
     against = records[labels.index(chosen)]
     differences = _differences(
         {label: runs for label, runs in zip(labels, records, strict=True) if label != chosen}, against
@@ -172,16 +182,17 @@ def compare(
         for row, runs, best in zip(settled, records, tuned, strict=True)
     ]
     notes = remarks + few_seeds(seeds) + undefined_values(table) + values_at_the_end(table)
-    notes += tuning_notes(table, spaces)
-    title = "; ".join([title_of(final[0][0], seeds), *unequal(table)])
+    notes += tuning_notes(table, spaces) + found_rounds([of_row[0] for of_row in final], seeds[0])
+    title = "; ".join([title_of([of_row[0] for of_row in final], seeds), *unequal(table)])
     result = Comparison(title, table, seeds, last, chosen, notes=notes, rivals=rivals)
-    result.notes.extend(still_rising(result))
+    result.notes.extend([*still_rising(result), *past_their_best(result)])
     write(result, plan.out)
     return result
 
 
 @arguments.shared
 @left_as_found()
+@heard_by_log(but_of=OF_ONE_RUN)
 def sweep(
     over: Mapping[str, Sequence[Any]],
     dataset: arguments.Data = arguments.DIGITS,
@@ -193,7 +204,7 @@ def sweep(
     jobs: int = 1,
     executor: Executor | None = None,
     code: named_code.Modules = (),
-    log: Log | None = None,
+    log: Log | None = to_somebody,
     forecast: Forecast | None = None,
     **settings: Unpack[arguments.WithAddons],
 ) -> Comparison:
@@ -212,7 +223,7 @@ def sweep(
         executor: Any of `concurrent.futures`: it trains the runs, in a folder that its workers share.
         code: Modules of yours that the tables, or runs in `out`, may name. What `entries`, `algorithm` and
             `dataset` name needs no mention.
-        log: Gets a line about each step.
+        log: Gets a line about each step; by default it is on stderr in a terminal or a notebook.
         forecast: Is kept up to date, for a caller that shows the time that is left.
     """
     check_by_setting(over, "over")
@@ -245,12 +256,10 @@ def sweep(
         final.append([job_of(Path(out) / "runs", label, layers, seed, last=last) for seed in seeds])
     experiment = prepare(final[0][0].run.replaced(suitability.CHECK if executor else {}))
     with pool_for(experiment, jobs) as pool:
-        run = partial(
-            all_done, pool=pool, log=log or (lambda line: None), executor=executor, forecast=forecast
-        )
+        run = partial(all_done, pool=pool, executor=executor, forecast=forecast)
         records = _records(final, run)
     table = [ComparisonRow(entry, runs) for entry, runs in zip(rows, records, strict=True)]
-    title = f"{one.label} on {title_of(final[0][0], seeds, grid)}"
+    title = f"{one.label} on {title_of([of_row[0] for of_row in final], seeds, grid)}"
     result = Comparison(
         title,
         table,
@@ -259,7 +268,7 @@ def sweep(
         over=grid,
         notes=few_seeds(seeds) + undefined_values(table) + values_at_the_end(table),
     )
-    result.notes.extend(still_rising(result))
+    result.notes.extend([*still_rising(result), *past_their_best(result)])
     write(result, Path(out))
     return result
 

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl.comparison.jobs.submission import Log
 from copfl.comparison.results.results import Record
 from copfl.experiment.preparation import prepare
 from copfl.experiment.rivals import rivals_of
@@ -50,13 +49,12 @@ class SeedRivals(NamedTuple):
         return for_all({label: self.to_best(runs) for label, runs in rows.items()})
 
 
-def seed_rivals(layers: Sequence[Tables], seeds: Sequence[int], log: Log) -> SeedRivals | None:
+def seed_rivals(layers: Sequence[Tables], seeds: Sequence[int]) -> SeedRivals | None:
     """The rivals with the partition of each seed; None where there are none, or run.rivals is off.
 
     Args:
         layers: The settings of any row.
         seeds: Of the comparison.
-        log: Gets a line before they are trained.
     """
     of_seeds: list[Rivals] = []
     by_partition: dict[str, Rivals] = {}
@@ -67,7 +65,7 @@ def seed_rivals(layers: Sequence[Tables], seeds: Sequence[int], log: Log) -> See
         experiment = prepare(run)
         samples = experiment.federation.partition.fingerprint
         if samples not in by_partition:
-            rivals_here = rivals_of(experiment, lambda client: None, log)
+            rivals_here = rivals_of(experiment, lambda client: None)
             if rivals_here is None:
                 return None
             by_partition[samples] = rivals_here

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from copfl.comparison.jobs.job import Job
 from copfl.comparison.results.results import Tuned, TuningTrial, read_record
 from copfl.comparison.rows.entries import Base, described
 from copfl.comparison.rows.entry_settings import RowSettings, job_of
+from copfl.comparison.rows.rounds import RowRounds
 from copfl.comparison.rows.spaces import Range, Space, cells, space_text
 from copfl.comparison.search import Attempt, Measure, SharedSearch
 from copfl.errors import UsageError, at_least
@@ -43,6 +45,7 @@ class ComparisonPlan:
     tune_seeds: list[int]
     validation: float  # fraction of the training samples that the tuning tests on
     last: int | None
+    rounds: RowRounds
 
     def tuning_runs(self, row: RowSettings, settings: Tables, fraction: float = 1.0) -> list[Job]:
         """The runs that measure settings of a row, one per tuning seed.
@@ -57,10 +60,24 @@ class ComparisonPlan:
         if fraction < 1:
             rounds = max(1, round(fraction * complete(*layers).run.rounds))
             label, layers = f"{label}, {rounds} rounds", [*layers, {"run": {"rounds": rounds}}]
-        return [
-            job_of(self.out / "tuning", label, layers, seed, validation=self.validation, last=self.last)
-            for seed in self.tune_seeds
-        ]
+        how: dict[str, Any] = {"validation": self.validation, "last": self.last, "rounds": self.rounds}
+        return [job_of(self.out / "tuning", label, layers, seed, **how) for seed in self.tune_seeds]
+
+    def tried(self, rows: Sequence[RowSettings], spaces: Sequence[Space]) -> dict[str, list[Tables]]:
+        """The layers of everything that rows try, by a title; of ranges nothing is known before.
+
+        Args:
+            rows: The rows.
+            spaces: What each of them tries.
+        """
+        return {
+            f"{row.label} {described(cell, 'optimizer', 'algorithm', row.entry.title)}".strip(): row.with_settings(
+                cell
+            )
+            for row, space in zip(rows, spaces, strict=True)
+            if not any(isinstance(values, Range) for values in space.values())
+            for cell in cells(space)
+        }
 
 
 def trials_of(space: Space, trials: int | None) -> int:

@@ -195,7 +195,11 @@ def primary_metrics(task: Task, personal: Personal, clients: Sequence[Data]) -> 
 
 
 def predicted(task: Task, personal: Personal, data: Data) -> tuple[Array, Array]:
-    """The predictions of a model for one client's samples, and their targets, as the metrics take them."""
+    """The predictions of a model for one client's samples, and their targets, as the metrics take them.
+
+    The model may be on another device: those that are kept of a training on a GPU are in the host's memory.
+    """
+    personal = tree.each(lambda t: t.to(task.device), personal)
     parts = data.in_parts(EVAL_BATCH)
     found = torch.cat([collected(task, [task.predict(personal, x)], y) for x, y, _ in parts])
     size = int(data.size)

@@ -1,8 +1,10 @@
 """The structure of the flat vector `w`: the model's parameters first, then its float buffers."""
 
+from __future__ import annotations
+
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -11,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from copfl.errors import UsageError
+from copfl.errors import UsageError, how_to_set
 from copfl.kernels.fused import joined
 
 
@@ -27,7 +29,7 @@ class Pieces(NamedTuple):
             return {}
         rows, pieces = part.shape[:-1], torch.split(part, self.sizes, -1)
         named = zip(self.shapes.items(), pieces, strict=True)
-        return {name: piece.view(*rows, *shape) for (name, shape), piece in named}
+        return {name: piece.view((*rows, *shape)) for (name, shape), piece in named}
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ class Layout:
     def size(self) -> int:
         """D: the number of entries of the vector, statistics included."""
         return sum(self.sizes)
+
+    def without(self, names: Collection[str]) -> Layout:
+        """The layout of a vector that lacks these buffers."""
+        kept = [(n, s) for n, s in zip(self.names, self.shapes, strict=True) if n not in names]
+        return replace(self, names=tuple(n for n, _ in kept), shapes=tuple(s for _, s in kept))
 
     @property
     def head_shape(self) -> tuple[int, ...]:
@@ -81,18 +88,18 @@ class Layout:
         return put_together(spans, values, cut(w, spans, False))
 
     @cached_property
-    def _parameters(self) -> "Pieces":
+    def _parameters(self) -> Pieces:
         return self._pieces(self.names[: self.trained])
 
     @cached_property
-    def _buffers(self) -> "Pieces":
+    def _buffers(self) -> Pieces:
         return self._pieces(self.names[self.trained :])
 
     @cached_property
-    def _head(self) -> "Pieces":
+    def _head(self) -> Pieces:
         return self._pieces(self._names_in("head"))
 
-    def _pieces(self, names: Sequence[str]) -> "Pieces":
+    def _pieces(self, names: Sequence[str]) -> Pieces:
         all_shapes = dict(zip(self.names, self.shapes, strict=True))
         shapes = {name: all_shapes[name] for name in names}
         return Pieces(shapes, [math.prod(shape) for shape in shapes.values()])
@@ -165,10 +172,21 @@ def inside(name: str, module: str) -> bool:
     return name == module or name.startswith(module + ".")
 
 
-def layout_of(model: nn.Module, head: str | None = None, norms: Iterable[str] = ()) -> Layout:
+def layout_of(
+    model: nn.Module,
+    head: str | None = None,
+    norms: Iterable[str] = (),
+    statistics: Collection[str] | None = None,
+) -> Layout:
     """The layout of the parameters that require a gradient, and of the float buffers.
 
     Of a model with frozen parameters, only those buffers count whose module has a parameter that is trained.
+
+    Args:
+        model: With all tensors.
+        head: The name of the module that computes the logits; None: see `_head`.
+        norms: The names of the modules that normalise.
+        statistics: The names of the buffers that training changes; None: any may be.
     """
     _check_registered(model)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -178,6 +196,8 @@ def layout_of(model: nn.Module, head: str | None = None, norms: Iterable[str] = 
             "the model has no parameter to train; copfl trains the parameters of a torch module that have "
             "requires_grad=True, and there must be at least one"
         )
+    if statistics is not None:
+        buffers = {name: b for name, b in buffers.items() if name in statistics}
     if any(not p.requires_grad for p in model.parameters()):
         trained = {name.rpartition(".")[0] for name in parameters}
         buffers = {name: b for name, b in buffers.items() if name.rpartition(".")[0] in trained}
@@ -198,7 +218,8 @@ def _head(model: nn.Module, head: str | None, parameters: Iterable[str]) -> str:
     linears = [name for name, m in modules.items() if isinstance(m, nn.Linear) and ".lora_" not in name]
     if head is None and "head" not in modules and not linears:
         raise UsageError(
-            'the model has no Linear layer to be its head; name one of its modules, such as head="classifier"'
+            "the model has no Linear layer to be its head; name one of its modules, such as "
+            f"{how_to_set('model.head', 'classifier')}"
         )
     if head is None:
         trained = {name.rpartition(".")[0] for name in parameters}
@@ -206,7 +227,7 @@ def _head(model: nn.Module, head: str | None, parameters: Iterable[str]) -> str:
     if head not in modules:
         raise UsageError(
             f'the model has no module "{head}" to be its head; its Linear layers are: '
-            f'{", ".join(linears) or "none"}. Name the head, such as head="classifier"'
+            f"{', '.join(linears) or 'none'}. Name the head, such as {how_to_set('model.head', 'classifier')}"
         )
     return head
 

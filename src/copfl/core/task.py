@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -22,7 +22,7 @@ from copfl.core.augment import crop_and_flip
 from copfl.core.criteria import Criterion, classification, mean_of_valid
 from copfl.core.layout import Layout, layout_of
 from copfl.core.memory import Memory, recalled, vote
-from copfl.errors import UsageError
+from copfl.errors import UsageError, how_to_set
 from copfl.kernels.draws import Draws, Keyed, NotBatched
 from copfl.kernels.fused import without_kernels
 from copfl.kernels.modules import (
@@ -198,6 +198,35 @@ class Task:
                 return False
         return all(bool(c.all()) for c in close)
 
+    def without_constants(self, data: Data) -> Task:
+        """The same task, of whose buffers the vector has those alone that a training step changes.
+
+        Others, such as a causal mask, are like frozen parameters: all clients share them, and nothing is sent. The
+        statistics of a batch norm are known; of other modules a forward pass in training mode on two samples shows
+        what it writes, whatever the samples are. Unchanged where the model does not fit them.
+        """
+        norms = {name for name, m in self.module.named_modules() if isinstance(m, BatchNorm)}
+        buffers = self.layout.names[self.layout.trained :]
+        unknown = {name for name in buffers if name.rpartition(".")[0] not in norms}
+        if not unknown:
+            return self
+        try:
+            constant = unknown - self._written(self.numbers(tree.each(lambda t: t[:2], data.x)))
+        except FAILURES:
+            return self
+        layout = self.layout.without(constant)
+        whole = self.layout.split(self.initial[: self.d])
+        whole |= self.layout.split(self.initial[self.d :], buffers=True)
+        return replace(self, layout=layout, initial=layout.join(whole))
+
+    def _written(self, x: Inputs) -> set[str]:
+        """The buffers that the module writes in one forward pass in training mode."""
+        statistics = self.layout.split(self.initial[self.d :], buffers=True)
+        statistics = {name: t.clone() for name, t in statistics.items()}
+        before = {name: t._version for name, t in statistics.items()}
+        self._called(x, self.layout.split(self.initial[: self.d]) | statistics, training=True)
+        return {name for name, t in statistics.items() if t._version != before[name]}
+
     def probed(self, data: Data) -> Task:
         """The same task, with `random` found out by one forward pass in training mode on two samples.
 
@@ -221,12 +250,15 @@ class Task:
         """How often the module, in this mode, draws random numbers in one forward pass."""
         tensors = self.layout.split(self.initial[: self.d])
         statistics = self.layout.split(self.initial[self.d :].clone(), buffers=True)
+        return self._called(x, tensors | statistics, training).calls
+
+    def _called(self, x: Inputs, tensors: Tensors, training: bool) -> Draws:
+        """The random numbers that the module, in this mode and with these tensors, draws in one forward pass."""
         tied = structure_of(self.module.train(training)).tied
         draws = Draws(torch.zeros((), dtype=torch.int64, device=self.device))
         with torch.no_grad(), draws:
-            arguments = arguments_of(self.module, x)
-            torch.func.functional_call(self.module, tensors | statistics, *arguments, tie_weights=tied)
-        return draws.calls
+            torch.func.functional_call(self.module, tensors, *arguments_of(self.module, x), tie_weights=tied)
+        return draws
 
     # -- samples ---------------------------------------------------------------------------------------------
 
@@ -347,7 +379,7 @@ class Task:
         if not features:
             raise UsageError(
                 f'the model does not use its module "{self.layout.head}"; name the module that computes '
-                'the logits, such as head="classifier"'
+                f"the logits, such as {how_to_set('model.head', 'classifier')}"
             )
         if training and statistics:
             buffers = torch.cat([b.reshape(-1) for b in statistics.values()])
@@ -442,6 +474,7 @@ def task_of(
     mean: Sequence[float] = (),
     std: Sequence[float] = (),
     head: str | None = None,
+    statistics: Collection[str] | None = None,
     buffers: str = "local",
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
@@ -449,7 +482,8 @@ def task_of(
 ) -> Task:
     """The task of any nn.Module that maps a batch of samples to logits; the module itself stays unchanged.
 
-    Parameters that do not require a gradient are frozen: they are no part of `w`, and all clients share them.
+    Parameters that do not require a gradient are frozen: they are no part of `w`, and all clients share them. Nor are
+    buffers that are not among the `statistics`; None: all float buffers are, see `Task.without_constants`.
     """
     if buffers not in ("local", "average"):
         raise UsageError(f'buffers="{buffers}": batch-norm statistics are "local" or shared by "average"')
@@ -461,7 +495,7 @@ def task_of(
     )
     normalising = (BatchNorm, nn.GroupNorm, nn.LayerNorm)
     norms = [name for name, m in module.named_modules() if isinstance(m, normalising)]
-    layout = layout_of(module, head, norms)
+    layout = layout_of(module, head, norms, statistics)
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     initial = layout.join({name: tensors[name].detach() for name in layout.names}).clone()
     channel = [torch.tensor(v, device=device, dtype=dtype).view(-1, 1, 1) if v else None for v in (mean, std)]

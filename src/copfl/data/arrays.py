@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from copfl.data import reading
 from copfl.data.held_out import Marks, split_off, without_tested
-from copfl.data.samples import CLASSIFICATION, Dataset, Inputs, Samples, by_name, each, shown
-from copfl.data.targets import Targets, as_array, numbered, spelled_alike, targets_of
+from copfl.data.samples import CLASSIFICATION, SURVIVAL, Dataset, Inputs, Samples, by_name, each, shown
+from copfl.data.targets import Targets, as_array, lost_at_once, numbered, spelled_alike, targets_of
 from copfl.errors import DataError
 
 NPZ_ARRAYS = ("x", "y", "x_test", "y_test", "group", "group_test")
@@ -167,6 +167,14 @@ def from_arrays(
         if marks
         else splits
     )
+    if targets.kind == SURVIVAL:
+        kept = [~lost_at_once(samples.y) for samples in splits]
+        if not all(mask.any() for mask in kept):
+            raise DataError(
+                f"every time of {called} is censored at 0, so nothing is known of any sample; name the times"
+            )
+        splits = [samples.take(mask) for samples, mask in zip(splits, kept, strict=True)]
+        marks = [m.take(mask) for m, mask in zip(marks, kept, strict=bool(marks))]
     warning = ""
     if len(splits) == 1:
         train, test, how = split_off(splits[0], marks[0].keys if marks else None, split)

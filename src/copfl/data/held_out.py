@@ -27,7 +27,7 @@ class Marks(NamedTuple):
     unit: Codes | None
     time: NDArray[np.float64] | None
 
-    def take(self, rows: slice) -> "Marks":
+    def take(self, rows: slice | Mask) -> "Marks":
         """The marks of these rows."""
         unit, time = self.unit, self.time
         return Marks(

@@ -67,13 +67,16 @@ class Samples:
     time: NDArray[np.float64] | None = (
         None  # [n]: what is held out is later than the rest; None: any samples are
     )
+    row: NDArray[np.int64] | None = None  # [n], of a table: the row of its file, from 0
 
     def __len__(self) -> int:
         return len(self.y)
 
     def take(self, chosen: NDArray[Any]) -> Samples:
         """The samples of a mask [n], or of indices."""
-        facts = (None if fact is None else fact[chosen] for fact in (self.group, self.unit, self.time))
+        facts = (
+            None if fact is None else fact[chosen] for fact in (self.group, self.unit, self.time, self.row)
+        )
         return Samples(each(lambda array: array[chosen], self.x), self.y[chosen], *facts)
 
     @property

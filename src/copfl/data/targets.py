@@ -226,6 +226,11 @@ def _tokens(parts: list[NDArray[Any]], names: Sequence[str] | None) -> Targets:
     return Targets([part.astype(np.int64) for part in parts], shown, NEXT_TOKEN)
 
 
+def lost_at_once(y: NDArray[Any]) -> NDArray[np.bool_]:
+    """A mask [n] of the samples of survival that were lost sight of at time 0: nothing is known of them."""
+    return np.asarray((y[:, 0] == 0) & (y[:, 1] == 0))
+
+
 def _survival(parts: list[NDArray[Any]], names: Sequence[str]) -> Targets:
     """Times until an event: the time, whether the event was seen then or the sample was lost sight of, and, where a
     third column says so, the start after which the sample is at risk."""
@@ -236,19 +241,20 @@ def _survival(parts: list[NDArray[Any]], names: Sequence[str]) -> Targets:
                 "or three with the start"
             )
         time, event, start = part[:, 0], part[:, 1], part[:, 2] if part.shape[1] > 2 else np.zeros(len(part))
-        if len(wrong := np.flatnonzero(~((time > 0) & (time <= LARGEST_NUMBER)))):
+        if len(wrong := np.flatnonzero(~((time >= 0) & (time <= LARGEST_NUMBER)))):
             raise DataError(
-                f"{name} has the time {time[wrong[0]]:g} in sample {wrong[0]}; times are above 0: leave out what was "
-                "not followed, or add what is shorter than the unit, such as half a day"
+                f"{name} has the time {time[wrong[0]]:g} in sample {wrong[0]}; times are 0 or more: count them from "
+                "the start of each sample, and leave out what has none"
             )
         if len(wrong := np.flatnonzero(~np.isin(event, (0, 1)))):
             raise DataError(
                 f"{name} has the event {event[wrong[0]]:g} in sample {wrong[0]}; it is 1 where the event was seen at "
                 "the time, and 0 where the time is censored"
             )
-        if len(
-            wrong := np.flatnonzero(~((start >= 0) & (start.astype(np.float32) < time.astype(np.float32))))
-        ):
+        has_length = (start >= 0) & (start.astype(np.float32) < time.astype(np.float32))
+        if part.shape[1] == 2:
+            has_length |= time == 0  # an event at once
+        if len(wrong := np.flatnonzero(~(has_length | lost_at_once(part)))):
             row = wrong[0]
             raise DataError(
                 f"{name} has the start {start[row]:g} and the time {time[row]:g} in sample {row}; a sample is at risk "
@@ -256,5 +262,10 @@ def _survival(parts: list[NDArray[Any]], names: Sequence[str]) -> Targets:
                 "length"
             )
     seen = sum(int(part[:, 1].sum()) for part in parts)
-    note = f"{seen:,} of {sum(map(len, parts)):,} times end with the event, the others are censored"
+    lost = sum(int(lost_at_once(part).sum()) for part in parts)
+    note = f"{seen:,} of {sum(map(len, parts)) - lost:,} times end with the event, the others are censored"
+    if at_once := sum(int(((part[:, 0] == 0) & (part[:, 1] == 1)).sum()) for part in parts):
+        note += f"; {at_once:,} events at time 0 count before the first other time"
+    if lost:
+        note += f"; {lost:,} samples that are censored at time 0 are left out, as nothing is known of them"
     return Targets([part.astype(np.float32) for part in parts], RISK, SURVIVAL, note)

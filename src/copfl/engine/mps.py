@@ -5,14 +5,16 @@ process.
 """
 
 import contextlib
+import logging
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+logger = logging.getLogger(__name__)
 CONTROL = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 USUAL = Path("/tmp/nvidia-mps")  # where a daemon is that an administrator started
@@ -21,18 +23,14 @@ TRIAL = "import sys; from copfl.engine.machine import open_gpu; sys.exit(open_gp
 
 
 @contextlib.contextmanager
-def shared(log: Callable[[str], None] = lambda line: None) -> Iterator[dict[str, str]]:
-    """Inside, the environment in which new processes share the GPU; empty where nothing has to be set.
-
-    Args:
-        log: Is told how the GPU is shared.
-    """
+def shared() -> Iterator[dict[str, str]]:
+    """Inside, the environment in which new processes share the GPU; empty where nothing has to be set."""
     if (Path(os.environ.get(PIPES, USUAL)) / "control").exists():
-        log("the runs share the GPU through the MPS that is on")
+        logger.info("the runs share the GPU through the MPS that is on")
         yield {}
         return
     if shutil.which(CONTROL) is None:
-        log(f"the runs take turns on the GPU: {CONTROL} is not installed")
+        logger.info(f"the runs take turns on the GPU: {CONTROL} is not installed")
         yield {}
         return
     with tempfile.TemporaryDirectory(prefix="copfl-mps-", ignore_cleanup_errors=True) as folder:
@@ -42,9 +40,9 @@ def shared(log: Callable[[str], None] = lambda line: None) -> Iterator[dict[str,
             # Whether another process can use the GPU through it.
             problem = problem or _answer(environment, [sys.executable, "-c", TRIAL])
             if problem:
-                log(f"the runs take turns on the GPU: MPS does not work here ({problem})")
+                logger.info(f"the runs take turns on the GPU: MPS does not work here ({problem})")
             else:
-                log("the runs share the GPU through MPS")
+                logger.info("the runs share the GPU through MPS")
             yield {} if problem else environment
         finally:
             _answer(environment, [CONTROL], "quit\n")

@@ -6,50 +6,24 @@ client has the value of the round that its model is taken from, which is in roun
 """
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from copfl import files, foreign
 from copfl.core import tree
 from copfl.core.algorithm import received, traits
 from copfl.core.evaluation import EVAL_MODELS, evaluate, measured
 from copfl.core.payload import nbytes
 from copfl.engine.rounds import State
 from copfl.engine.simulate import Simulation
-from copfl.experiment.records import Record
+from copfl.experiment.finding import Finding
+from copfl.experiment.recording import Recording
+from copfl.experiment.records import FinalEvaluation, Record
 from copfl.settings.schema import RunSettings
-from copfl.stats import Numbers
-from copfl.tables import listed, plain
+from copfl.tables import capital, listed
 
-FILE = "final.json"
 NAMED = 5  # clients that a sentence names
-
-
-class FinalEvaluation(NamedTuple):
-    """What was measured of the clients that no round evaluated."""
-
-    round: int  # the last one, from 1
-    clients: list[int]
-    values: dict[str, Numbers]  # by metric, as in a round: a value for each of these; nan where undefined
-    # The clients that were in no round. Where a message has nothing, as of local training, they have no model of
-    # the run and are not in `clients`.
-    never_trained: list[int]
-
-    def completed(self, values: Numbers, name: str) -> Numbers:
-        """A metric of all clients, with the values of these.
-
-        Args:
-            values: Of the clients that a round evaluated, [clients].
-            name: Of the metric.
-        """
-        if name not in self.values:
-            return values
-        whole = values.copy()
-        whole[self.clients] = self.values[name]
-        return whole
 
 
 def evaluated(
@@ -96,39 +70,22 @@ def _metrics(simulation: Simulation, client: int, record: Any, down: Any, models
     return {name: float(value) for name, value in measured(task, rows, *targets).items()}
 
 
-def write(final: FinalEvaluation, folder: Path) -> None:
-    """Writes the file of a run folder.
+def _parsed(content: dict[str, Any]) -> FinalEvaluation:
+    found, never = content["clients"], content["never_trained"]
+    for numbers in (found, never):
+        if not all(type(n) is int for n in numbers) or len({*numbers}) < len(numbers):
+            raise ValueError("its clients are not different ones")
+    values = {str(name): np.array(column, np.float64) for name, column in content["values"].items()}
+    if any(column.shape != (len(found),) for column in values.values()):
+        raise ValueError("it does not have a value for each of its clients")
+    return FinalEvaluation(int(content["round"]), list(found), values, list(never))
 
-    Args:
-        final: What was measured.
-        folder: Of the run.
-    """
-    files.write_json(folder / FILE, plain(final._asdict()))
 
-
-def read(folder: Path, rounds: int, clients: int) -> FinalEvaluation | None:
-    """The content of the file in a run folder; None where there is none, or it is of a run with other rounds.
-
-    Args:
-        folder: Of the run.
-        rounds: That the run has now; one that goes on makes the file again at its end.
-        clients: Their number.
-    """
-
-    def parsed(content: dict[str, Any]) -> FinalEvaluation | None:
-        found, never = content["clients"], content["never_trained"]
-        for numbers in (found, never):
-            if not all(type(n) is int and 0 <= n < clients for n in numbers) or len({*numbers}) < len(
-                numbers
-            ):
-                raise ValueError(f"its clients are not different ones of {clients}")
-        values = {str(name): np.array(column, np.float64) for name, column in content["values"].items()}
-        if any(column.shape != (len(found),) for column in values.values()):
-            raise ValueError("it does not have a value for each of its clients")
-        whole = FinalEvaluation(int(content["round"]), list(found), values, list(never))
-        return whole if whole.round == rounds else None
-
-    return foreign.of_run(folder / FILE, parsed)
+def _fits(final: FinalEvaluation, rounds: int, clients: int) -> bool:
+    """Not of a run with other rounds: one that goes on makes the file again at its end."""
+    if not all(0 <= n < clients for n in (*final.clients, *final.never_trained)):
+        raise ValueError(f"its clients are not different ones of {clients}")
+    return final.round == rounds
 
 
 def in_words(final: FinalEvaluation | None, names: Sequence[str]) -> str:
@@ -151,3 +108,21 @@ def in_words(final: FinalEvaluation | None, names: Sequence[str]) -> str:
         without = set(final.never_trained) - set(final.clients)
         said.append(f"never trained: {never}{', who get no model and have no value' * bool(without)}")
     return "; ".join(said)
+
+
+def _sentences(final: FinalEvaluation, run: Recording) -> list[str]:
+    text = in_words(final, run.short_names)
+    return [f"{capital(text)}."] if text else []
+
+
+FINAL = Finding(
+    file="final.json",
+    as_json=FinalEvaluation._asdict,
+    parse=_parsed,
+    fits=_fits,
+    sentences=_sentences,
+    summary=lambda final, run: {
+        "evaluated_at_the_end": final.clients,
+        "never_trained": final.never_trained,
+    },
+)

@@ -17,9 +17,9 @@ from copfl.data.clients.groups import client_titles, names_of_clients
 from copfl.engine import simulate
 from copfl.errors import RunError, UsageError, at_least
 from copfl.experiment.analysis import gains
-from copfl.experiment.analysis.gains import Analysis, Cross
+from copfl.experiment.analysis.gains import GAINS, Analysis, Cross
 from copfl.experiment.bundle import description
-from copfl.experiment.bundle.bundle import Bundle, load
+from copfl.experiment.bundle.bundle import Bundle, read_bundle
 from copfl.experiment.bundle.places import OF_SERVER, located
 from copfl.experiment.folder import RunFolder, claimed
 from copfl.experiment.models.client_models import RECEIVED, received_model
@@ -56,7 +56,7 @@ def received_bundle(path: str | Path, client: int | str, **values: Any) -> Bundl
     number = facts.origin.client
     assert number is not None
     origin = dataclasses.replace(facts.origin, stage=RECEIVED, round=state.round, select="last")
-    trained = load(path, number, model=values.get("model"))
+    trained = read_bundle(path, number, model=values.get("model"))
     model = received_model(e.algorithm, e.task, state, number)
     output = dataclasses.replace(facts.output, hazard=None)  # it is of the trained model
     own = dataclasses.replace(facts, origin=origin, output=output, scores=())
@@ -113,15 +113,18 @@ def cross_site(
     e.training.compute()
     cross = gains.cross_evaluation(task, federation, model_of, range(e.clients), samples)
     tests = [gains.evenly_chosen(tree.row(federation.test.rows([n]), 0), samples) for n in range(e.clients)]
-    of_server = tree.each(lambda t: t.to(task.device), load(path, OF_SERVER, model=values.get("model")).model)
+    of_server = tree.each(
+        lambda t: t.to(task.device), read_bundle(path, OF_SERVER, model=values.get("model")).model
+    )
     with torch.no_grad():
         last_row = primary_metrics(task, of_server, tests)
-    measured = gains.read(path)
+    measured = GAINS.read(path)
     alone = np.full(e.clients, np.nan) if measured is None else measured.alone
     shown = gains.compared(e.clients)
     part = Cross(shown, cross.values[np.ix_(shown, shown)], cross.metric, cross.per_class)
     with claimed(path, new=False):
-        gains.write(Analysis(alone, part, gains.constant_answers(e.federation, e.task.metrics[0])), path)
+        constant = gains.constant_answers(e.federation, e.task.metrics[0])
+        GAINS.write(Analysis(alone, part, constant), path)
     names = client_titles(names_of_clients(federation.dataset, federation.partition))
     sizes = [int(data.size) for data in tests]
     return CrossSite(names, np.vstack([cross.values, last_row]), sizes, task.metrics[0])

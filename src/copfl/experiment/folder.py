@@ -8,6 +8,8 @@ runs/NAME/run.toml           all settings; `copfl run -c run.toml` repeats the r
           checkpoint/        the state after the last checkpoint; with store = "disk", the client states
           models/            each client's model as last evaluated, or its best one: run.select
           environment.json   versions and hardware
+          rows.csv           of a table, which rows of its file were train and test rows
+          fingerprints.npz   hashes of the train samples, by which `predict` and `evaluate` recognise them
           data.npz           the samples, if `Result.save` stored them
 """
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from copfl.core.layout import Layout
 from copfl.data.samples import CLASSIFICATION, REGRESSION
 from copfl.engine.mapping import renewed
-from copfl.experiment.result import Experiment
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.rivals import TrainedRivals, plan_of, trained_rivals
 from copfl.models.trees import Trees, trees_of_step
 from copfl.rivals.as_trees import as_trees

@@ -34,10 +34,11 @@ from copfl.data.samples import NEXT_TOKEN, Samples
 from copfl.errors import DataError, UsageError, at_least
 from copfl.experiment import process
 from copfl.experiment.analysis.gains import constant_answer
-from copfl.experiment.bundle.bundle import Bundle, load
+from copfl.experiment.bundle.bundle import Bundle
 from copfl.experiment.bundle.description import Score
 from copfl.experiment.bundle.places import OF_SERVER
 from copfl.experiment.folder import RunFolder
+from copfl.experiment.loading import load
 from copfl.experiment.models.client_models import TRAINED, vector_of
 from copfl.experiment.models.new_clients import UPDATES, WithoutServer
 from copfl.experiment.survival import hazard_of
@@ -112,6 +113,11 @@ class Personalisation:
 
     def samples(self, path: Path) -> tuple[Samples, Samples, list[str]]:
         """The train and test samples of a file with targets, encoded as the run's; a fifth is test."""
+        if self.shared.description.output.kind == NEXT_TOKEN:
+            raise UsageError(
+                "the run's models predict the next token of a text, and a new client's model is trained on samples "
+                "with targets of their own; add its texts to the run's data as one more client and train again"
+            )
         rows = self.shared.read(path, missing=self.shared.description.input.missing)
         if rows.y is None:
             raise DataError(f"{path} lacks {rows.target}; a model is trained on samples with their targets")

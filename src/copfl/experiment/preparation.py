@@ -4,7 +4,7 @@
 """
 
 import dataclasses
-from collections.abc import Callable
+import logging
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,20 +16,20 @@ from copfl.core.algorithm import AnyAlgorithm, example_output, traits
 from copfl.core.layout import Layout
 from copfl.core.task import Data, Task
 from copfl.data.clients.federation import FederatedData
-from copfl.data.clients.partition import Partition, hold_out, with_validation
+from copfl.data.clients.partition import Partition, hold_out, of_indices, with_validation
 from copfl.data.samples import CLASSIFICATION, REGRESSION, SURVIVAL, Dataset
 from copfl.data.tables.tables import learned_from
 from copfl.engine import autotune, features, ranks
 from copfl.engine.features import TrainedPart
 from copfl.engine.machine import processors
 from copfl.engine.mapping import Mapping as Engine
-from copfl.errors import DataError, UsageError, how_to_set
+from copfl.errors import DataError, UsageError, how_to_set, option
 from copfl.experiment import own_models, rivals
 from copfl.experiment.analysis import hints
 from copfl.experiment.analysis.halves import check_benefit, check_evidence
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.models.network import build_model, tokenized
 from copfl.experiment.progress import expected
-from copfl.experiment.result import Experiment
 from copfl.experiment.tasks import check_task, learned_task, with_intervals
 from copfl.models import MODELS, pretrained
 from copfl.settings.checking import SettingError
@@ -40,10 +40,10 @@ from copfl.wrappers.even_batches import with_even_batches
 from copfl.wrappers.local_steps import with_local_steps
 from copfl.wrappers.privacy import check_sums
 
-Tell = Callable[[str], None]  # gets a line about each step that may take long
+logger = logging.getLogger(__name__)
 
 
-def prepare(run: Run, *, validation: float = 0.0, tell: Tell | None = None) -> Experiment:
+def prepare(run: Run, *, validation: float = 0.0) -> Experiment:
     """The experiment that a complete record describes.
 
     Nothing is written, so that what cannot run fails before there is a folder.
@@ -52,21 +52,19 @@ def prepare(run: Run, *, validation: float = 0.0, tell: Tell | None = None) -> E
         run: The settings, see `copfl.settings.complete`.
         validation: Fraction of each client's training samples that replaces its test samples, except in a
             partition that the record has as a value.
-        tell: Gets a line about each step that may take long.
     """
-    tell = tell or (lambda line: None)
     device = computing(run.run)
-    samples = dataset(run, tell)
+    samples = dataset(run)
     parts = partition(run, samples, validation)
     samples = without_held_out(samples, parts)
     clients = FederatedData(samples, parts, device)
     if run.run.select == "best":
         held_out = f"{run.run.validation:g} of each client's training samples is for validation"
-        tell(f"{held_out}, which chooses its best round; --validation sets the fraction")
+        logger.info(f"{held_out}, which chooses its best round; {option('validation')} sets the fraction")
     outputs, seed = len(samples.classes), run.run.seed
     module = build_model(run.model, run.adapter, clients.shape, outputs, seed, samples.kind)
     made = build("algorithm", run.algorithm, optimizer=run.optimizer)
-    learned = task(run, module, clients, made, tell)
+    learned = task(run, module, clients, made)
     wrapped = algorithm(run, made, learned, clients)
     check_evidence(run)
     if run.run.benefit:
@@ -77,14 +75,14 @@ def prepare(run: Run, *, validation: float = 0.0, tell: Tell | None = None) -> E
         first = tree.row(clients.train.rows([0]), 0)
         example = example_output(wrapped, learned, first, clients.dataset.augment, clients.clients)
         check_benefit(run, wrapped, learned, example, clients.clients)
-    computed = engine(run, wrapped, learned, clients, tell)
+    computed = engine(run, wrapped, learned, clients)
     run = dataclasses.replace(run, run=computed.settings)
     experiment = Experiment(wrapped, computed.task, clients, computed.engine, run, computed.training)
     if run.run.own_models:
         experiment = own_models.with_own_models(experiment)
     planned = rivals.plan_of(experiment) if run.run.rivals else None
     if planned is not None and planned.effort.seconds >= rivals.SAID:
-        tell(f"after the rounds, {planned.text}")
+        logger.info(f"after the rounds, {planned.text}")
     return experiment
 
 
@@ -137,12 +135,11 @@ def precision_on(device: torch.device, precision: str) -> str:
     return usual if precision == "auto" else precision
 
 
-def dataset(run: Run, tell: Tell) -> Dataset:
+def dataset(run: Run) -> Dataset:
     """The samples, with token numbers in place of sentences.
 
     Args:
         run: The settings.
-        tell: Gets a line where this takes time.
     """
     samples = data_of(run.data)
     samples.check_test_classes()
@@ -164,9 +161,10 @@ def dataset(run: Run, tell: Tell) -> Dataset:
     samples = with_intervals(samples, run.task)
     is_text = getattr(samples.train.x, "dtype", np.dtype(float)).kind in "UO"
     if is_text and pretrained.is_pretrained(run.model.name):
-        tell(f"tokenising {len(samples.train) + len(samples.test):,} sentences")
+        logger.info(f"tokenising {len(samples.train) + len(samples.test):,} sentences")
     samples = tokenized(samples, run.model)
-    tell(hints.padding(samples, run.model.max_length or 0))
+    if much_padding := hints.padding(samples, run.model.max_length or 0):
+        logger.info(much_padding)
     return samples if run.run.augment else dataclasses.replace(samples, augment=False)
 
 
@@ -184,7 +182,8 @@ def partition(run: Run, samples: Dataset, validation: float = 0.0) -> Partition:
     elif chosen.name.endswith(".json"):
         parts = Partition.load(chosen.name)
     else:
-        parts = build("partition", chosen, dataset=samples, clients=settings.clients, seed=settings.seed)
+        made = build("partition", chosen, dataset=samples, clients=settings.clients, seed=settings.seed)
+        parts = of_indices(made, f"what {chosen.name} returned")
     if validation and chosen.value is None:
         parts = hold_out(parts, validation, samples, settings.seed)
     if settings.validation and not parts.validation:  # a run that goes on has them
@@ -214,7 +213,7 @@ def data_set_of(run: Run) -> Dataset:
     return without_held_out(samples, partition(run, samples)) if run.run.validation else samples
 
 
-def task(run: Run, module: nn.Module, clients: FederatedData, algorithm: AnyAlgorithm, tell: Tell) -> Task:
+def task(run: Run, module: nn.Module, clients: FederatedData, algorithm: AnyAlgorithm) -> Task:
     """What every client learns, tried on two samples.
 
     Args:
@@ -222,7 +221,6 @@ def task(run: Run, module: nn.Module, clients: FederatedData, algorithm: AnyAlgo
         module: The network.
         clients: Their samples.
         algorithm: What they train with.
-        tell: Gets a line about the size of a pretrained model.
     """
     samples = clients.dataset
     channels, device = (samples.mean, samples.std), clients.train.y.device
@@ -231,9 +229,9 @@ def task(run: Run, module: nn.Module, clients: FederatedData, algorithm: AnyAlgo
     )
     if pretrained.is_pretrained(run.model.name):
         total = sum(parameter.numel() for parameter in module.parameters())
-        tell(f"the model has {total:,} parameters; {learned.d:,} are trained and sent")
+        logger.info(f"the model has {total:,} parameters; {learned.d:,} are trained and sent")
     first = tree.row(clients.train.rows([0]), 0)
-    learned = learned.probed(first)
+    learned = learned.without_constants(first).probed(first)
     check_task(run.task, learned, first)
     if public := traits(algorithm).public:
         learned = dataclasses.replace(learned, public=clients.unassigned(public))
@@ -302,7 +300,7 @@ def _with_batching(task: Task, products: torch.dtype | None, data: Data) -> Task
 _COMPARED: set[tuple[str, Layout, str]] = set()  # the layers of models that were found to compute the same
 
 
-def engine(run: Run, algorithm: AnyAlgorithm, task: Task, clients: FederatedData, tell: Tell) -> Computed:
+def engine(run: Run, algorithm: AnyAlgorithm, task: Task, clients: FederatedData) -> Computed:
     """The engine, chosen by a short measurement where the settings leave it open.
 
     Args:
@@ -310,7 +308,6 @@ def engine(run: Run, algorithm: AnyAlgorithm, task: Task, clients: FederatedData
         algorithm: What the clients train with.
         task: What they learn.
         clients: Their samples.
-        tell: Gets a line about what is computed once.
     """
     settings, device = run.run, task.device
     # The cut of split learning may lie in the front.
@@ -318,13 +315,13 @@ def engine(run: Run, algorithm: AnyAlgorithm, task: Task, clients: FederatedData
     training = features.training_of(task, clients, cache)
     if training.front is not None:
         cut = training.front.cut
-        tell(f"the input of {cut} is computed once for each sample: what comes before is frozen")
+        logger.info(f"the input of {cut} is computed once for each sample: what comes before is frozen")
     is_open = not settings.workers and settings.threads == 1
     most = processors() if is_open and device.type == "cpu" else 1
     sizes = (settings.batch, settings.participants, settings.rounds)
     load = autotune.Workload(algorithm, *training[:2], *sizes, processes=most)
     if pretrained.is_pretrained(run.model.name) and device.type == "cpu":
-        tell("timing the engines on a few samples")
+        logger.info("timing the engines on a few samples")
     chosen = autotune.choose_engine(load, engine=settings.engine, chunk=settings.chunk)
     precision = precision_on(device, settings.precision)
     if chosen.name != "sequential":
@@ -342,8 +339,9 @@ def engine(run: Run, algorithm: AnyAlgorithm, task: Task, clients: FederatedData
         workers = autotune.processes(load, chosen, states, seconds)
         estimate = expected(seconds / workers, settings.rounds, workers, settings.local_baseline)
         if estimate or device.type != "cpu":  # of a short run, the table at its end has it
-            tell(run.partition_text)
-        tell(estimate)
+            logger.info(run.partition_text)
+        if estimate:
+            logger.info(estimate)
     decided = dataclasses.replace(
         settings,
         device=str(device),

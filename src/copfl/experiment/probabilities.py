@@ -4,27 +4,26 @@ Beside accuracy: log loss, AUC and calibration error. They are computed from the
 the client gets, and not in every round: AUC needs the predictions of all test samples on the host.
 """
 
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from copfl import files, foreign
+from copfl.charts import Chart, Dots, Line, Lines, values_of
 from copfl.core import tree
 from copfl.core.evaluation import predicted
 from copfl.core.task import Data, Personal, Task
-from copfl.data.clients.federation import FederatedData
 from copfl.data.samples import CLASSIFICATION
 from copfl.experiment.bundle.description import Score
-from copfl.experiment.models.client_models import ClientModels
+from copfl.experiment.finding import Finding, Trained
+from copfl.experiment.recording import Recording
 from copfl.measures.calibration import CalibrationBin, fitted_temperature, frequencies, pooled, tempered
 from copfl.measures.metrics import METRICS, Array, surprises
+from copfl.sections import Section
 from copfl.stats import Numbers, mean_of_known, over_clients
 from copfl.tables import listed, plain
 
-FILE = "probabilities.json"
 MEASURED = ("log_loss", "auc", "calibration_error")  # the metrics, of copfl.measures.metrics
 NAMED = 5  # clients that a sentence names
 
@@ -78,7 +77,6 @@ def of_client(
         validation: Its validation samples, which alone decide on the temperature where there are any.
         usual: The temperature without them.
     """
-    model = tree.each(lambda t: t.to(task.device), model)
     temperature = usual
     with torch.no_grad():
         if validation is not None and int(validation.size):
@@ -98,17 +96,10 @@ def of_client(
     return OfClient(values, temperature, (answers, y))
 
 
-def measured(
-    task: Task, federation: FederatedData, models: ClientModels, usual: float
-) -> Probabilities | None:
-    """The probabilities of the clients' models; None where targets are no classes.
-
-    Args:
-        task: What the rounds trained.
-        federation: Its samples.
-        models: The model of each client; one that is not kept is not measured.
-        usual: The temperature of clients without validation samples.
-    """
+def measured(trained: Trained) -> Probabilities | None:
+    """The probabilities of the clients' models; None where targets are no classes."""
+    task, federation, models = trained.task, trained.federation, trained.models
+    usual = trained.settings.temperature  # of clients without validation samples
     if task.criterion.kind != CLASSIFICATION:
         return None
     values = {name: np.full(federation.clients, np.nan) for name in (*MEASURED, "reference", "excess")}
@@ -134,21 +125,6 @@ def as_json(probabilities: Probabilities) -> dict[str, Any]:
     return dict(
         plain(probabilities._asdict() | {"calibration": [one._asdict() for one in probabilities.calibration]})
     )
-
-
-def write(probabilities: Probabilities, folder: Path) -> None:
-    """Writes the file of a run folder.
-
-    Args:
-        probabilities: What was measured.
-        folder: Of the run.
-    """
-    files.write_json(folder / FILE, as_json(probabilities))
-
-
-def read(folder: Path) -> Probabilities | None:
-    """The content of the file in a run folder; None where there is none."""
-    return foreign.of_run(folder / FILE, _probabilities)
 
 
 def _probabilities(content: dict[str, Any]) -> Probabilities:
@@ -205,3 +181,46 @@ def in_words(probabilities: Probabilities, names: Sequence[str]) -> list[str]:
         bounds = low if low == high else f"{low} to {high}"
         sentences.append(f"Temperatures of the probabilities, by held-out samples: {bounds}.")
     return sentences
+
+
+def _charts(calibration: Probabilities, run: Recording) -> Iterator[Chart]:
+    """Accuracy by the probability of the answer, and each client's log loss beside class frequencies'."""
+    if not calibration.calibration or not run.records:
+        return
+    if len(calibration.log_loss) != len(run.client_titles):
+        raise ValueError("probabilities.json has another number of clients")
+    bins = calibration.calibration
+    confidence = [100 * one.confidence for one in bins]
+    about = (
+        "Test samples of all clients by the probability that their models give to the answer. Where "
+        "probabilities mean what they say, the curve is on the diagonal; below it, models are too certain."
+    )
+    lines = [
+        Line(
+            "models", [100 * one.accuracy for one in bins], remarks=[f"{one.samples} samples" for one in bins]
+        ),
+        Line("as they say", confidence, colour=1, dash=1),
+    ]
+    title, x_title = "Calibration", "probability of the answer, %"
+    yield Lines("calibration", title, about, confidence, "accuracy, %", lines, " %", x_title=x_title)
+    about = (
+        "The log loss of each client's model on its test samples, lower is better. A model right of the "
+        "frequencies of the classes in the client's training samples has probabilities that are worth nothing."
+    )
+    series = [
+        Line("personal model", values_of(calibration.log_loss), symbol=0),
+        Line("class frequencies", values_of(calibration.reference), colour=1, symbol=1),
+    ]
+    yield Dots("log-loss", "Log loss per client", about, run.client_titles, "log loss", series, digits=3)
+
+
+PROBABILITIES = Finding(
+    file="probabilities.json",
+    as_json=as_json,
+    parse=_probabilities,
+    measured=measured,
+    sentences=lambda found, run: in_words(found, run.short_names),
+    section=lambda found, run: Section(
+        "probabilities", "Probabilities", "What are probabilities worth?", [*_charts(found, run)]
+    ),
+)

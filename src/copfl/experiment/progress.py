@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -13,27 +14,29 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from copfl.errors import in_words
+from copfl.telling import heard
+
 if TYPE_CHECKING:
     from copfl.engine.rounds import Round
     from copfl.measures.metrics import MetricInfo
 
+logger = logging.getLogger(__name__)
 RECENT = 20  # rounds from which the time left is estimated
 LONG_RUN = 120  # seconds from which the expected time is printed
-FIRST, INTERVAL = 5, 30  # seconds until the first line, and between two lines
 BAR_WIDTH, TEXT_WIDTH = 76, 54  # columns of a terminal that has space for the bar, and for the long text
 
 
 class Listener(NamedTuple):
-    """What shows a run: functions that are called as it goes on."""
+    """What shows the rounds of a run: functions that are called as it goes on."""
 
     on_round: Callable[[Round, float], None]
     on_round_alone: Callable[[Round, float], None]  # of the training alone, which follows
-    on_stage: Callable[[str], None]  # what is done between and after the rounds
 
 
 @contextlib.contextmanager
 def bar(rounds: int, out: IO[str], metric: MetricInfo, alone: int = 0) -> Iterator[Listener]:
-    """A bar of the whole run.
+    """A bar of the whole run, which also shows what else the run tells.
 
     Args:
         rounds: Of the run.
@@ -55,13 +58,15 @@ def bar(rounds: int, out: IO[str], metric: MetricInfo, alone: int = 0) -> Iterat
         position = f"alone {done}/{alone}" if is_alone else f"round {done}/{rounds}"
         progress.update(job, completed=rounds * is_alone + done, place=position, description=text)
 
+    def show(line: str) -> None:
+        progress.update(job, place="", description=line)
+
     progress.start()
     try:
-        yield Listener(
-            on_round,
-            lambda round, seconds: on_round(round, seconds, True),
-            lambda stage: progress.update(job, place="", description=f"{stage} ..."),
-        )
+        with heard(
+            show, but_of=(__name__,), at_any_pace=True
+        ):  # not of the rounds, which the bar shows better
+            yield Listener(on_round, lambda round, seconds: on_round(round, seconds, True))
     finally:
         progress.live.transient = not progress.tasks[job].completed  # without a round, the bar disappears
         progress.stop()
@@ -108,64 +113,42 @@ def bar_of_runs(out: IO[str], left: Callable[[], float]) -> Iterator[Callable[[s
         yield log
 
 
-def lines(rounds: int, log: Callable[[str], None], metric: MetricInfo, alone: int = 0) -> Listener:
-    """Logs a line from time to time: see `Pace`, and the arguments of `bar`.
+def lines(rounds: int, metric: MetricInfo, alone: int = 0) -> Listener:
+    """Tells how each round went.
 
     Args:
         rounds: Of the run.
-        log: Gets the lines.
         metric: The primary one.
         alone: Rounds of training alone that follow; 0: none.
     """
-    described, pace = _described(rounds, metric, alone, long=True), Pace()
+    described = _described(rounds, metric, alone, long=True)
 
     def on_round(round: Round, seconds: float, is_alone: bool = False) -> None:
-        text = described(round, seconds, is_alone)
-        if pace.is_due():
+        if logger.isEnabledFor(logging.DEBUG):
             title, count = ("training alone, round", alone) if is_alone else ("round", rounds)
-            log(f"{title} {round.number + 1}/{count}: {text}")
+            logger.debug(f"{title} {round.number + 1}/{count}: {described(round, seconds, is_alone)}")
 
-    def on_stage(stage: str) -> None:
-        if pace.is_due():
-            log(f"{stage} ...")
-
-    return Listener(on_round, lambda round, seconds: on_round(round, seconds, True), on_stage)
+    return Listener(on_round, lambda round, seconds: on_round(round, seconds, True))
 
 
-def counted(title: str, unit: str, total: int, log: Callable[[str], None]) -> Callable[[int], None]:
-    """A function that takes the number of further rounds that are done, and logs a line from time to time.
+def counted(title: str, unit: str, total: int, tell: Callable[[str], None]) -> Callable[[int], None]:
+    """A function that takes the number of further rounds that are done, and tells how long the others take.
 
     Args:
         title: Of the work.
         unit: What is counted, such as "round".
         total: Its rounds.
-        log: Gets the lines; when they are due, see `Pace`.
+        tell: As `logger.debug`.
     """
-    pace, begin, done = Pace(), time.monotonic(), 0
+    begin, done = time.monotonic(), 0
 
     def advance(more: int) -> None:
         nonlocal done
         done += more
-        if pace.is_due():
-            each = (time.monotonic() - begin) / done
-            log(f"{title}, {unit} {done:,}/{total:,}: {span(each * (total - done))} left")
+        each = (time.monotonic() - begin) / done
+        tell(f"{title}, {unit} {done:,}/{total:,}: {span(each * (total - done))} left")
 
     return advance
-
-
-class Pace:
-    """When lines are printed: the first after FIRST seconds (a short run has none), then every INTERVAL."""
-
-    def __init__(self) -> None:
-        self.next = time.monotonic() + FIRST
-
-    def is_due(self) -> bool:
-        """Whether a line is to be printed now; the next one is then due after the interval."""
-        now = time.monotonic()
-        if now < self.next:
-            return False
-        self.next = now + INTERVAL
-        return True
 
 
 class TimeLeft:
@@ -209,10 +192,11 @@ def expected(seconds: float, rounds: int, processes: int, baseline: bool) -> str
     whole = seconds * (1 + baseline)
     if whole < LONG_RUN:
         return ""
-    alone = ", half of it for the training alone (--no-local-baseline)" * baseline
+    without = in_words("--no-local-baseline", "local_baseline=False")
+    alone = f", half of it for the training alone ({without})" * baseline
     return (
         f"{rounds} rounds will take about {span(whole)} or more with {processes} process"
-        f"{'es' * (processes > 1)}{alone}; --rounds and --epochs make it shorter"
+        f"{'es' * (processes > 1)}{alone}; {in_words('--rounds and --epochs make', 'rounds= makes')} it shorter"
     )
 
 

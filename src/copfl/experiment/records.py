@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,9 +17,34 @@ from copfl.core.selection import BestRounds
 from copfl.engine.rounds import Ids, Round, Values
 from copfl.errors import RunError, raised_as, to_resume
 from copfl.measures.metrics import MetricInfo
+from copfl.stats import Numbers
 from copfl.wire import plain
 
 Record = dict[str, Any]
+
+
+class FinalEvaluation(NamedTuple):
+    """What was measured, after the last round, of the clients that no round evaluated: see `final`."""
+
+    round: int  # the last one, from 1
+    clients: list[int]
+    values: dict[str, Numbers]  # by metric, as in a round: a value for each of these; nan where undefined
+    # The clients that were in no round. Where a message has nothing, as of local training, they have no model of
+    # the run and are not in `clients`.
+    never_trained: list[int]
+
+    def completed(self, values: Numbers, name: str) -> Numbers:
+        """A metric of all clients, with the values of these.
+
+        Args:
+            values: Of the clients that a round evaluated, [clients].
+            name: Of the metric.
+        """
+        if name not in self.values:
+            return values
+        whole = values.copy()
+        whole[self.clients] = self.values[name]
+        return whole
 
 
 def as_record(round: Round) -> Record:

@@ -1,13 +1,8 @@
-"""What a run is made of, and its result.
-
-`copfl.run` returns a `Result`, and whatever shows a run begins with it.
-"""
+"""The result of a run, in memory: `copfl.run` returns it."""
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +12,21 @@ from numpy.typing import NDArray
 from torch import nn
 
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm, message_to_new_client, traits
+from copfl.core.algorithm import message_to_new_client
 from copfl.core.evaluation import VALIDATED
-from copfl.core.task import Personal, Task
-from copfl.data.clients.federation import FederatedData
+from copfl.core.task import Personal
 from copfl.data.clients.groups import names_of_clients
 from copfl.data.sets.stored import stored
-from copfl.engine.features import TrainedPart
-from copfl.engine.mapping import Mapping as Engine
-from copfl.engine.rounds import Ids, State
+from copfl.engine.rounds import State
 from copfl.errors import UsageError, unknown
-from copfl.experiment import final as final_file
 from copfl.experiment import folder as run_folder
-from copfl.experiment import probabilities, records, survival
-from copfl.experiment.analysis import gains
-from copfl.experiment.analysis.gains import Analysis, Gains
-from copfl.experiment.analysis.hints import hints, regrouped, warnings_of
+from copfl.experiment import records
+from copfl.experiment.analysis.hints import warnings_of
 from copfl.experiment.bundle.bundle import Bundle
 from copfl.experiment.bundle.description import Description, Hazard, Origin, Score
 from copfl.experiment.bundle.writing import describe, write_bundles
 from copfl.experiment.coefficients import Coefficients, coefficients_of
-from copfl.experiment.final import FinalEvaluation
-from copfl.experiment.first_run import file as choice_file
-from copfl.experiment.first_run.candidates import FirstRunChoice
-from copfl.experiment.models import new_clients
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.models.client_models import (
     GLOBAL,
     TRAINED,
@@ -49,155 +35,28 @@ from copfl.experiment.models.client_models import (
     network_of,
     received_model,
 )
-from copfl.experiment.models.new_clients import NewClients
-from copfl.experiment.probabilities import MEASURED, Probabilities
-from copfl.experiment.survival import Survival
+from copfl.experiment.probabilities import MEASURED
+from copfl.experiment.run_record import RunRecord
 from copfl.measures.metrics import Metric
-from copfl.rivals import file as rivals_file
-from copfl.rivals.records import Rivals
-from copfl.settings.identity import settings_digest
-from copfl.settings.record import without_digest
-from copfl.settings.schema import Run, RunSettings
-from copfl.settings.toml import Tables
 from copfl.stats import Numbers
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Experiment:
-    """Everything a run is made of, as values."""
-
-    algorithm: AnyAlgorithm
-    task: Task
-    federation: FederatedData
-    engine: Engine
-    run: Run  # the same as names and numbers, for run.toml
-    training: TrainedPart  # what the rounds train: the task and the samples, or a tail and features
-
-    def __repr__(self) -> str:
-        return f"Experiment of {self.title}, {self.partition_text}"
-
-    @property
-    def settings(self) -> RunSettings:
-        """[run]."""
-        return self.run.run
-
-    @property
-    def clients(self) -> int:
-        return self.federation.clients
-
-    @property
-    def server_step(self) -> str:
-        """The name of the server's step; empty for the plain mean."""
-        server = self.run.server
-        is_plain = server.name in ("", "mean") and server.options.get("lr", 1) == 1
-        return "" if is_plain else server.name
-
-    @property
-    def cuda(self) -> list[torch.device]:
-        """The devices beside the CPU whose random state a round may use."""
-        return [self.task.device] if self.task.device.type == "cuda" else []
-
-    @property
-    def title(self) -> str:
-        """Such as "copfl on digits"."""
-        name = without_digest(self.run.algorithm.name) or type(self.algorithm).__name__
-        return f"{name} on {self.federation.dataset.name}"
-
-    @property
-    def partition_text(self) -> str:
-        """Such as "10 clients, partition classes (per_client=2)"; of natural clients, by_group."""
-        return self.run.partition_text
-
-    @property
-    def model_text(self) -> str:
-        """Such as "mlp with 5,059 parameters; optimizer mamo, learning rate 0.001"."""
-        optimizer = self.run.optimizer
-        total = sum(parameter.numel() for parameter in self.task.module.parameters())
-        trained = "" if total <= self.task.d else f", {self.task.d:,} of them trained"
-        text = f"{self.run.model.title} with {max(total, self.task.d):,} parameters{trained}"
-        known = optimizer.name and optimizer.lr is not None
-        return f"{text}; optimizer {optimizer.name}, learning rate {optimizer.lr:g}" if known else text
-
-    @cached_property
-    def hints(self) -> list[str]:
-        """What will probably keep the model from learning; empty where nothing was found."""
-        return [*hints(self.task, self.federation.dataset), *regrouped(self.federation)]
-
-    def about(self) -> dict[str, Any]:
-        """The content of environment.json beside the versions."""
-        layout, data, partition = self.task.layout, self.federation.dataset, self.federation.partition
-        attackers = traits(self.algorithm).attackers
-        counts = partition.label_counts(data)  # without columns where targets are not classes
-        return {
-            "device": torch.cuda.get_device_name(self.task.device) if self.cuda else "cpu",
-            "threads": torch.get_num_threads(),
-            "parameters": self.task.d,
-            # If not, a GPU reaches half the speed at most.
-            "batched_model": self.training.task.batched is not None,
-            **self.training.about(),
-            "algorithm": repr(self.algorithm),
-            **({"attackers": list(attackers)} if attackers else {}),
-            "metrics": [metric.as_json() for metric in self.task.metrics],
-            "data": data.note,
-            "partition": list(partition.notes),
-            # For a reader without data and model: the trained tensors, and each client's samples by class.
-            "layers": dict(list(zip(layout.names, layout.sizes, strict=True))[: layout.trained]),
-            "classes": list(data.classes),
-            "client_names": names_of_clients(data, partition),
-            "label_counts": [" ".join(map(str, row)) for row in counts.tolist() if row],
-        }
-
-    @property
-    def contents(self) -> Tables:
-        """The content of the data and of the partition, whatever their names."""
-        data = self.federation.dataset
-        facts = {"classes": len(data.classes), "mean": data.mean, "std": data.std, "augment": data.augment}
-        return {"data": facts, "partition": {"sha256": self.federation.partition.fingerprint}}
-
-    def fingerprints(self) -> dict[str, str]:
-        """Hashes that a checkpoint must share with the run that continues from it."""
-        samples = hashlib.sha256()
-        for split in self.federation.splits:
-            for tensor in tree.leaves((split.x, split.y)):
-                samples.update(tensor.cpu().numpy().tobytes())
-        return {"settings": settings_digest(self.run, self.contents), "samples": samples.hexdigest()[:16]}
-
-
-@dataclass(eq=False, repr=False)
-class Result:
+@dataclass(eq=False, repr=False, kw_only=True)
+class Result(RunRecord):
     """The result of a run; arrays are [rounds, clients], nan where a client was not evaluated.
 
-    `print` shows what decides; a notebook shows the clients as a table.
+    `print` shows what decides; a notebook shows the clients as a table. It has what its run folder has, and the data
+    and the models beside.
 
     Args:
         experiment: What was trained: the settings, the data, the model.
-        records: The metrics of each round, as in rounds.jsonl.
         state: After the last round.
-        folder: Where the run is stored; None: nowhere.
-        seconds: Of each round.
-        new_clients: The clients that did not train, see run.new_clients.
-        analysis: The comparison with training alone, with run.local_baseline.
         kept: The weights of each client's own model, see `models`; None with run.save_models=False.
-        rivals: What each client has alone by scikit-learn, with run.rivals; None where there are none.
-        probabilities: Log loss, AUC and calibration of the clients' models; None where targets are no classes.
-        survival: The probabilities of survival by the clients' models; None of other targets.
-        choice: Why this was trained, by cross-validation; None where somebody named it, or it is no table.
-        final_evaluation: The clients that no round evaluated; None with full participation.
     """
 
     experiment: Experiment
-    records: list[dict[str, Any]]
     state: State
-    folder: Path | None = None
-    seconds: list[float] = field(default_factory=list)
-    new_clients: NewClients | None = None
-    analysis: Analysis | None = None
     kept: ClientModels | None = None
-    rivals: Rivals | None = None
-    probabilities: Probabilities | None = None
-    survival: Survival | None = None
-    choice: FirstRunChoice | None = None
-    final_evaluation: FinalEvaluation | None = None
 
     def __str__(self) -> str:
         """Such as "copfl on digits: 10 clients, partition classes, 40 rounds, accuracy 94.1 %"."""
@@ -231,20 +90,8 @@ class Result:
                         models.put(n, kept.model, kept.stage.round, kept.stage.name)
                 models.settle(self.state.round)
                 self.write_bundles(models)
-            if self.final_evaluation is not None:
-                final_file.write(self.final_evaluation, folder.path)
-            if self.probabilities is not None:
-                probabilities.write(self.probabilities, folder.path)
-            if self.survival is not None:
-                survival.write(self.survival, folder.path)
-            if self.analysis is not None:
-                gains.write(self.analysis, folder.path)
-            if self.choice is not None:
-                choice_file.write(self.choice, folder.path)
-            if self.rivals is not None:
-                rivals_file.write(self.rivals, folder.path)
-            if self.new_clients is not None:
-                new_clients.write(self.new_clients, folder.path)
+            for finding, found in self.found():
+                finding.write(found, folder.path)
         self.folder = Path(path)
         return self.folder
 
@@ -394,13 +241,6 @@ class Result:
         facts = dataclasses.replace(general, output=output, origin=origin)
         return Bundle(facts, task, self.client_model(number))
 
-    @property
-    def client_names(self) -> list[str]:
-        """The name of each client, or its number."""
-        federation = self.experiment.federation
-        known = names_of_clients(federation.dataset, federation.partition)
-        return [name or str(number) for number, name in enumerate(known)]
-
     def number_of(self, client: int | str) -> int:
         """The number of a client, from 0.
 
@@ -471,63 +311,11 @@ class Result:
     def _network(self, personal: Personal) -> nn.Module:
         return network_of(self.experiment.task, personal).eval()
 
-    def metric(self, name: str) -> Numbers:
-        """A metric of rounds.jsonl by name, such as "loss", "weight" or "gradient_score"."""
-        known = {name for record in self.records for name in record["per_client"]}
-        if name not in known:
-            raise unknown("metric", name, known)
-        return self.metric_or_nan(name)
-
-    def metric_or_nan(self, name: str) -> Numbers:
-        """A metric by name; all nan where the run did not record it."""
-        return records.table(self.records, name, self.experiment.clients)
-
-    def latest(self, name: str) -> Numbers:
-        """The newest value of a metric for each client, nan where there is none.
-
-        Args:
-            name: Of the metric, such as "accuracy" or "loss".
-        """
-        return records.latest(self.records, name, self.experiment.clients)
-
-    @cached_property
-    def rounds_taken(self) -> Ids:
-        """The round, from 1, of each client's model and final metrics, see run.select; 0: no round evaluated it."""
-        e = self.experiment
-        if e.settings.select == "best":
-            return records.best_rounds(self.records, self.primary, e.clients).rounds
-        return records.last_rounds(self.records, self.primary, e.clients)
-
-    def final(self, name: str) -> Numbers:
-        """A metric of each client's model that the run ended with: with run.select="best", of its best round.
-
-        A client that no round evaluated has the value of `final_evaluation`.
-
-        Args:
-            name: Of the metric, such as "accuracy" or "loss".
-        """
-        is_best = self.experiment.settings.select == "best"
-        values = records.at_rounds(self.records, name, self.rounds_taken) if is_best else self.latest(name)
-        return values if self.final_evaluation is None else self.final_evaluation.completed(values, name)
-
-    @property
-    def stopped_early(self) -> bool:
-        """Whether the rounds ended because no client improved any more, see run.patience."""
-        return len(self.records) < self.experiment.settings.rounds
-
-    @property
-    def gains(self) -> Gains | None:
-        """Each client's metric alone, with the global model and with its own; None without a baseline."""
-        if self.analysis is None:
-            return None
-        name = self.primary.name
-        of_global, personal = (self.final(one) for one in (f"{name}_global", name))
-        return Gains(self.analysis.alone, of_global, personal, self.primary, self.analysis.constant)
-
     @property
     def coefficients(self) -> Coefficients | None:
         """Those of a linear model with levels, with standard errors; None of other algorithms."""
-        return coefficients_of(self.state.server, self.experiment.federation.dataset, self.records)
+        e = self.experiment
+        return coefficients_of(e.algorithm, self.state.server, e.federation.dataset, self.records)
 
     @property
     def warnings(self) -> list[str]:

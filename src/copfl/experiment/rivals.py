@@ -5,7 +5,9 @@ Training calls `rivals_of` after the rounds; a first run trains them on folds.
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +18,9 @@ from copfl.core.evaluation import predicted
 from copfl.core.task import EVAL_BATCH, Data, Personal, Task
 from copfl.data.clients.federation import FederatedData, Split
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, REGRESSION, SURVIVAL
-from copfl.experiment.result import Experiment
+from copfl.errors import in_words
+from copfl.experiment.experiment import Experiment
+from copfl.experiment.progress import counted
 from copfl.measures.metrics import Metric
 from copfl.models import pretrained
 from copfl.rivals import process
@@ -26,6 +30,7 @@ from copfl.rivals.paired import gain_interval, is_fast
 from copfl.rivals.process import SiteTask
 from copfl.rivals.records import (
     BOOSTED,
+    CONSTANT,
     FOREST,
     LINEAR,
     OF_SCIKIT_LEARN,
@@ -37,17 +42,20 @@ from copfl.rivals.records import (
     SiteRows,
 )
 from copfl.rivals.site import judged_by, site_rivals, values_on
-from copfl.stats import Interval, Numbers
+from copfl.stats import Interval, Numbers, mean_of_known
 
-COLUMNS, WORDS, FEATURES = "columns", "words", "features"
+logger = logging.getLogger(__name__)
+COLUMNS, WORDS, FEATURES, VALUES = "columns", "words", "features", "values"
 SHOWN = {
     COLUMNS: "the same rows and columns",
     WORDS: "TF-IDF of the same words",
     FEATURES: "the features of the same pretrained model",
+    VALUES: "the same numbers, whatever their places",
 }
+MOST_VALUES = 20_000  # numbers of an image or a signal: beyond them, rivals would take long and much memory
 MOST_LABELS = 20
 SLOW_INTERVALS = 6  # sites at most, of a metric whose interval takes seconds
-NUMBERS = {COLUMNS: 0, WORDS: 200, FEATURES: 500}  # of a row that cost time, about; 0: its columns
+NUMBERS = {COLUMNS: 0, VALUES: 0, WORDS: 200, FEATURES: 500}  # of a row that cost time, about; 0: its columns
 SAID = 2.0  # seconds from which on a run says beforehand how long they take
 UNKNOWN = Interval(-np.inf, np.inf)
 
@@ -63,7 +71,12 @@ class Inputs(NamedTuple):
 
     @property
     def trees(self) -> bool:
+        """Whether there are forests and boosted trees, of which a client can have one as its own model."""
         return self.how == COLUMNS and not self.is_survival
+
+    @property
+    def forest(self) -> bool:
+        return self.trees or self.how == VALUES
 
 
 def inputs_of(task: Task, x: Any, model: str) -> Inputs:
@@ -87,7 +100,9 @@ def inputs_of(task: Task, x: Any, model: str) -> Inputs:
         return Inputs(WORDS)
     if all(array.dim() == 2 for array in (x.values() if isinstance(x, dict) else [x])):
         return Inputs(COLUMNS, is_survival=task.criterion.kind == SURVIVAL)
-    return Inputs("", "there are none for images and other arrays without a pretrained model")
+    if isinstance(x, torch.Tensor) and task.criterion.kind != SURVIVAL and x[0].numel() <= MOST_VALUES:
+        return Inputs(VALUES)
+    return Inputs("", "there are none for large images, and for several arrays, without a pretrained model")
 
 
 def site_rows(
@@ -118,7 +133,9 @@ def site_rows(
 
 def _columns(x: Any) -> Array:
     arrays = x.values() if isinstance(x, dict) else [x]
-    return np.concatenate([array.cpu().numpy().astype(np.float64) for array in arrays], axis=1)
+    return np.concatenate(
+        [array.cpu().numpy().reshape(len(array), -1).astype(np.float64) for array in arrays], axis=1
+    )
 
 
 def _word_counts(x: dict[str, torch.Tensor], width: int) -> Any:
@@ -160,7 +177,8 @@ def effort_for(inputs: Inputs, task: Task, rows: list[int], columns: int) -> Eff
         return effort_of_survival(rows, columns)
     outputs = 1 if task.criterion.kind == CLASSIFICATION and classes == 2 else classes
     is_values = task.criterion.kind == REGRESSION
-    return effort_of(rows, columns, outputs, values=is_values, trees=inputs.trees)
+    found = effort_of(rows, columns, outputs, values=is_values, trees=inputs.forest)
+    return found if inputs.trees else found.without_boosting()
 
 
 def left_out(inputs: Inputs, effort: Effort) -> dict[str, str]:
@@ -172,7 +190,8 @@ def left_out(inputs: Inputs, effort: Effort) -> dict[str, str]:
     """
     slow = "it would take too long with so many rows, columns, classes and clients"
     wanted = {LINEAR: len(effort.penalties)}
-    wanted |= {FOREST: effort.forest, BOOSTED: effort.boosted} if inputs.trees else {}
+    wanted |= {FOREST: effort.forest} if inputs.forest else {}
+    wanted |= {BOOSTED: effort.boosted} if inputs.trees else {}
     return {name: slow for name, number in wanted.items() if not number}
 
 
@@ -186,25 +205,27 @@ class TrainedRivals(NamedTuple):
     effort: Effort
 
 
-def rivals_of(e: Experiment, model_of: ModelOf, tell: Callable[[str], None]) -> Rivals | None:
+def rivals_of(
+    e: Experiment, model_of: ModelOf, own: Mapping[int, str] = MappingProxyType({})
+) -> Rivals | None:
     """The rivals of every site of a run, beside its models; None where there are none.
 
     Args:
         e: The run.
         model_of: Each client's model; None of one that has none.
-        tell: Gets a line before they are trained, if they take seconds.
+        own: The kind of model of the clients that predict with their rival.
     """
 
-    def answers_of(site: int) -> Array | None:
+    def of_site(site: int) -> Array | None:
         model, task = model_of(site), e.training.task
         test = tree.row(e.training.federation.test.rows([site]), 0)
-        return None if model is None else _answers(task, model, test)
+        return None if model is None else answers_of(task, model, test)
 
     if (plan := plan_of(e)) is None:
         return None
     if plan.effort.seconds >= SAID:
-        tell(plan.text)
-    return _judged(trained_rivals(e, plan), e.clients, answers_of)
+        logger.info(plan.text)
+    return _judged(trained_rivals(e, plan), e.clients, of_site, own)
 
 
 def rivals_of_site(
@@ -237,12 +258,33 @@ def rivals_of_site(
     metrics = judged_by(task.criterion.kind, task.metrics)
     own = site_rivals(rows, task.criterion.kind, task.classes, metrics[0], effort, seed)
     trained = TrainedRivals({0: own}, {0: rows.y_test}, metrics, inputs, effort)
-    return _judged(trained, 1, lambda site: _answers(task, model, test))
+    return _judged(trained, 1, lambda site: answers_of(task, model, test))
 
 
-def _judged(trained: TrainedRivals, clients: int, answers_of: Callable[[int], Array | None]) -> Rivals:
-    """The rivals with the best of them, and the models of the federation beside it."""
-    metric, values = trained.metrics[0], _values(trained, clients)
+def _judged(
+    trained: TrainedRivals,
+    clients: int,
+    answers_of: Callable[[int], Array | None],
+    own: Mapping[int, str] = MappingProxyType({}),
+) -> Rivals:
+    """The rivals with the best of them, and the models of the federation beside it.
+
+    A kind of model that is worse than the constant answer is no bar to beat. A site whose model is its rival has equal
+    values, and not those of another rounding.
+
+    Args:
+        trained: The rivals.
+        clients: Their number.
+        answers_of: The answers of a client's model to its test rows; None: it has none.
+        own: The kind of model of the clients that predict with their rival.
+    """
+    losses = {
+        name: float(mean_of_known(np.array([of_site[name].loss for of_site in trained.by_site.values()])))
+        for name in next(iter(trained.by_site.values()))
+    }
+    worse = {name for name, loss in losses.items() if loss > losses[CONSTANT] and name not in own.values()}
+    by_kind = _values(trained, clients)
+    metric, values = trained.metrics[0], {name: v for name, v in by_kind.items() if name not in worse}
     validated = {name: of_kind.validated for name, of_kind in values.items()}
     best, by_site = best_of_sites(validated, metric), [""] * clients
     for site in trained.by_site:
@@ -252,6 +294,8 @@ def _judged(trained: TrainedRivals, clients: int, answers_of: Callable[[int], Ar
     for place, (site, y) in enumerate(trained.targets.items()):
         if (answers := answers_of(site)) is None:
             continue
+        if (rival := trained.by_site[site].get(own.get(site, ""))) is not None:
+            answers = rival.answers
         for other in trained.metrics:
             personal[other.name][site] = other.of(answers, y)
         if (is_fast(metric, y) or place < SLOW_INTERVALS) and not np.isnan(answers).any():
@@ -263,7 +307,10 @@ def _judged(trained: TrainedRivals, clients: int, answers_of: Callable[[int], Ar
         by_site=tuple(by_site),
         personal=personal,
         interval=tuple(intervals),
-        left_out=left_out(trained.inputs, trained.effort),
+        left_out={
+            **left_out(trained.inputs, trained.effort),
+            **dict.fromkeys(sorted(worse), "it is worse than the constant answer, cross-validated"),
+        },
         inputs=SHOWN[trained.inputs.how],
         models=OF_SURVIVAL if trained.inputs.is_survival else OF_SCIKIT_LEARN,
     )
@@ -277,10 +324,18 @@ class RivalPlan(NamedTuple):
     effort: Effort
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of model, the simplest first."""
+        effort = self.effort
+        wanted = {CONSTANT: 1, LINEAR: len(effort.penalties), FOREST: effort.forest, BOOSTED: effort.boosted}
+        return tuple(kind for kind, number in wanted.items() if number)
+
+    @property
     def text(self) -> str:
         """How long they take, before they are trained."""
         seconds = max(1, round(self.effort.seconds))
-        return f"rivals at {len(self.sites)} clients alone, about {seconds} s (--no-rivals)"
+        without = in_words("--no-rivals", "rivals=False leaves them out")
+        return f"rivals at {len(self.sites)} clients alone, about {seconds} s ({without})"
 
 
 def plan_of(e: Experiment) -> RivalPlan | None:
@@ -352,10 +407,12 @@ def _kept(known: str, trained: TrainedRivals) -> TrainedRivals:
 def _train(e: Experiment, plan: RivalPlan) -> TrainedRivals:
     by_site: dict[int, dict[str, Rival]] = {}
     targets: dict[int, Array] = {}
+    advance = counted("rivals", "client", len(plan.sites), logger.debug)
     for site in plan.sites:
         task = _task_of(e, plan, site)
         by_site[site] = site_rivals(*task)
         targets[site] = task.rows.y_test
+        advance(1)
     return TrainedRivals(by_site, targets, _judging(e), plan.inputs, plan.effort)
 
 
@@ -400,8 +457,7 @@ def _values(trained: TrainedRivals, clients: int) -> dict[str, RivalValues]:
     }
 
 
-def _answers(task: Task, model: Personal, test: Data) -> Array:
+def answers_of(task: Task, model: Personal, test: Data) -> Array:
     """The predictions of a model for test samples."""
-    moved: Personal = tree.each(lambda t: t.to(task.device), model)
     with torch.no_grad():
-        return predicted(task, moved, test)[0]
+        return predicted(task, model, test)[0]

@@ -1,88 +1,40 @@
-"""One experiment, from settings or values to a result: `copfl.run(...)`.
+"""A run that goes on: `copfl.resume(...)`, and the processes of torchrun.
 
-The command line has its own beginning in `cli.run`, and the same steps.
+`copfl.run` is in `copfl.choosing.run`.
 """
 
-import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
-from copfl.core.algorithm import AnyAlgorithm
 from copfl.engine import ranks
 from copfl.errors import RunError, unknown, warn
 from copfl.experiment import folder as run_folder
 from copfl.experiment import records
-from copfl.experiment.first_run.first_run import completed_run
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
-from copfl.experiment.result import Experiment, Result
-from copfl.experiment.rounds_search import with_found_rounds
+from copfl.experiment.result import Result
 from copfl.experiment.training import OnRound, baseline_of, simulation_of, train
-from copfl.settings import arguments, named_code, user_code
-from copfl.settings.checking import SettingError
+from copfl.settings import named_code, user_code
 from copfl.settings.complete import complete
-from copfl.settings.schema import Run
-from copfl.settings.toml import Tables
 from copfl.settings.values import check_same, modules_of_values
-
-
-@arguments.shared
-@left_as_found()
-def run(
-    algorithm: Run | str | AnyAlgorithm | type[AnyAlgorithm] | None = None,
-    dataset: arguments.Data = arguments.DIGITS,
-    *,
-    out: str | Path | None = None,
-    code: named_code.Modules = (),
-    on_round: OnRound | None = None,
-    **settings: Unpack[arguments.OfRun],
-) -> Result:
-    """Trains a federation and returns the result.
-
-    >>> import copfl
-    >>> result = copfl.run("copfl", "digits", rounds=2)
-    >>> result.accuracy.shape
-    (2, 10)
-
-    Args:
-        algorithm: A name of `copfl list algorithms`, "module:Class" of your code, or an algorithm as a value
-            or its class, with the learning rate of the data set where it chooses none. Or a `copfl.Run`: a
-            complete one has all settings but `out`, `code` and `on_round`, another one is completed. By default
-            what suits the data, see docs/results.md.
-        settings: See `copfl.settings.arguments`.
-        out: A new run folder to write.
-        code: Modules of yours that a `copfl.Run` may name. What the other arguments name needs no mention.
-        on_round: Called with each round as it ends, and its seconds.
-    """
-    named_code.name(code)
-    record, preset = algorithm if isinstance(algorithm, Run) else None, settings.get("preset") or ""
-    layer = arguments.tables(dataset, settings, None if isinstance(algorithm, Run) else algorithm)
-    if record is not None and record.is_complete:
-        _check_nothing_beside(layer, preset)
-        description = with_found_rounds(record) if record.run.find_rounds == "first" else record
-        choice = None
-    else:
-        below = () if record is None else (record,)
-        layer["run"] = {"find_rounds": "auto"} | layer.get("run", {})
-        description, choice = completed_run(*below, layer, preset=preset)
-    experiment = prepare(description)
-    opened = contextlib.nullcontext() if out is None else run_folder.claimed(Path(out), new=True)
-    with opened as folder:
-        return _warned(train(experiment, folder, on_round, choice=choice))
+from copfl.telling import Log, heard_by_log, to_somebody
 
 
 @left_as_found()
+@heard_by_log()
 def resume(
     path: str | Path,
     *,
     rounds: int | None = None,
     code: named_code.Modules = (),
     on_round: OnRound | None = None,
+    log: Log | None = to_somebody,
     **values: Any,
 ) -> Result:
     """Continues a stopped run, to the same bytes as without the stop.
@@ -92,42 +44,27 @@ def resume(
         rounds: Continue to this many rounds in all; by default to those of the run.
         code: Modules of yours that the folder may name, such as "mypackage.nets"; it executes no other code.
         on_round: Called with each round as it ends, and its seconds.
+        log: Gets a line about each step; by default it is on stderr in a terminal or a notebook.
         values: What was passed to `run` as a value must be passed again, and be the same: `algorithm`, `model`,
-            `optimizer`, `dataset`. A folder of `Result.save` has the data.
+            `optimizer`, `dataset` with its columns and `task`. A folder of `Result.save` has the data.
     """
     named_code.name(code)
     with run_folder.claimed(Path(path), new=False) as folder:
-        return _warned(train(reopen(folder, rounds, **values), folder, on_round))
+        return warned(train(reopen(folder, rounds, **values), folder, on_round))
 
 
-def _check_nothing_beside(layer: Tables, preset: str) -> None:
-    """SettingError for what is set beside a complete record."""
-    beside = {f"{kind}.{key}": value for kind, table in layer.items() for key, value in table.items()}
-    for path, value in (beside | ({"preset": preset} if preset else {})).items():
-        kind, _, key = path.partition(".")
-        raise SettingError(
-            kind if key == "value" else path,
-            None if key == "value" else value,
-            "cannot be set beside a complete copfl.Run, which has every setting; change the record with "
-            'its method `replaced`, as in run.replaced({"run": {"rounds": 5}})',
-        )
-
-
-def _warned(result: Result) -> Result:
+def warned(result: Result) -> Result:
     for warning in result.warnings:
         warn(warning)
     return result
 
 
-def reopen(
-    folder: RunFolder, rounds: int | None = None, tell: Callable[[str], None] | None = None, **values: Any
-) -> Experiment:
+def reopen(folder: RunFolder, rounds: int | None = None, **values: Any) -> Experiment:
     """The experiment of a run folder; with `rounds`, continued to this many rounds in all.
 
     Args:
         folder: Of the run.
         rounds: Of the run in all; None: as before.
-        tell: Gets a line about each step of preparing it.
         values: What the program passes again, as of `resume`.
     """
     named_code.name(modules_of_values(values))
@@ -136,7 +73,7 @@ def reopen(
     own = {"partition": folder.partition(), **folder.values(), **_passed_again(values)}
     run = complete(written, {"run": now}, values=own)
     check_same(written, run.tables())
-    experiment = prepare(run, tell=tell)
+    experiment = prepare(run)
     if rounds is not None and rounds < (done := len(records.read(folder.path / "rounds.jsonl"))):
         raise RunError(f"{folder.path} has {done} rounds already; rounds={rounds} must be at least as many")
     return experiment
@@ -146,6 +83,8 @@ def _passed_again(values: Mapping[str, Any]) -> dict[str, Any]:
     """What a program passes again, by kind: `dataset` is the data, with the columns of a data frame."""
     own = {"data" if name == "dataset" else name: value for name, value in values.items()}
     options: dict[str, Any] = {**own.pop("data_options", {})}
+    if "task" in own:
+        options["kind"] = own.pop("task")
     columns = ("target", "client", "text", "group", "time", "event", "start")
     options |= {name: own.pop(name) for name in columns if name in own}
     kinds = ("algorithm", "dataset", "model", "optimizer", "partition")

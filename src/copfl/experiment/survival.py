@@ -5,21 +5,21 @@ score judges these probabilities on the test samples, beside Kaplan and Meier's 
 the same for all.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from copfl import files, foreign
+from copfl.charts import Chart, Dots, Line, Lines, values_of
 from copfl.core import tree
 from copfl.core.evaluation import predicted
 from copfl.core.task import Data, Personal, Task
 from copfl.data.clients.federation import FederatedData
-from copfl.data.samples import SURVIVAL
+from copfl.data.samples import SURVIVAL as TIMES_UNTIL_EVENTS
 from copfl.experiment.bundle.description import Hazard
-from copfl.experiment.models.client_models import ClientModels
+from copfl.experiment.finding import Finding, Trained
+from copfl.experiment.recording import Recording
 from copfl.measures.metrics import Array
 from copfl.measures.survival import (
     baseline_hazard,
@@ -33,10 +33,10 @@ from copfl.measures.survival import (
     survival_in_intervals,
     times_and_events,
 )
+from copfl.sections import Section
 from copfl.stats import Numbers, mean_of_known
 from copfl.tables import plain
 
-FILE = "survival.json"
 MOST_STEPS = 500  # of a stored hazard
 GRID = 50  # times at which the Brier score is computed
 MIDDLE = (0.1, 0.9)  # of the training times: outside, few samples are known
@@ -112,7 +112,7 @@ def hazard_of(task: Task, model: Personal, train: Data) -> Hazard | None:
     if task.criterion.cuts or not int(train.size):
         return None
     with torch.no_grad():
-        predictions, targets = predicted(task, tree.each(lambda t: t.to(task.device), model), train)
+        predictions, targets = predicted(task, model, train)
     if not np.isfinite(predictions).all():
         return None
     curve = baseline_hazard(risks(predictions), targets)
@@ -156,15 +156,10 @@ def medians_of(predictions: Array, cuts: Sequence[float], hazard: Hazard | None)
     return medians(risks(predictions), hazard.curve)
 
 
-def measured(task: Task, federation: FederatedData, models: ClientModels) -> Survival | None:
-    """The probabilities of the clients' models; None where targets are no times until an event.
-
-    Args:
-        task: What the rounds trained.
-        federation: Its samples.
-        models: The model of each client; one that is not kept is not measured.
-    """
-    if task.criterion.kind != SURVIVAL:
+def measured(trained: Trained) -> Survival | None:
+    """The probabilities of the clients' models; None where targets are no times until an event."""
+    task, federation, models = trained.task, trained.federation, trained.models
+    if task.criterion.kind != TIMES_UNTIL_EVENTS:
         return None
     brier, reference = (np.full(federation.clients, np.nan) for _ in range(2))
     hazards: list[Hazard | None] = [None] * federation.clients
@@ -176,13 +171,12 @@ def measured(task: Task, federation: FederatedData, models: ClientModels) -> Sur
     for n in range(federation.clients):
         if (kept := models.get(n)) is None:
             continue
-        model = tree.each(lambda t: t.to(task.device), kept.model)
         train, test = (tree.row(split.rows([n]), 0) for split in (federation.train, federation.test))
         with torch.no_grad():
-            hazards[n] = hazard_of(task, model, train)
+            hazards[n] = hazard_of(task, kept.model, train)
             if not int(test.size) or not int(train.size):
                 continue
-            found, targets = predicted(task, model, test)
+            found, targets = predicted(task, kept.model, test)
         known = train.y[: int(train.size)].cpu().numpy()
         brier[n], reference[n] = _scores(found, targets, known, task.criterion.cuts, hazards[n])
         place = np.argsort(np.argsort(risks(found), kind="stable"))
@@ -289,16 +283,6 @@ def as_json(found: Survival) -> dict[str, Any]:
     return dict(plain(content))
 
 
-def write(found: Survival, folder: Path) -> None:
-    """Writes the file of a run folder."""
-    files.write_json(folder / FILE, as_json(found))
-
-
-def read(folder: Path) -> Survival | None:
-    """The content of the file in a run folder, without the hazards; None where there is none."""
-    return foreign.of_run(folder / FILE, _survival)
-
-
 def _survival(content: dict[str, Any]) -> Survival:
     thirds, sites = (
         tuple(
@@ -350,3 +334,95 @@ def in_words(found: Survival) -> list[str]:
     clients = f"{worse} client{'s' * (worse > 1)} of {int(both.sum())}"
     beaten = [f"{clients}: no better than that curve."] if worse else []
     return [f"{sentence}.", *beaten, *at_horizon]
+
+
+def _charts(found: Survival, run: Recording) -> Iterator[Chart]:
+    """Kaplan and Meier's curves by predicted risk and per client, the calibration, and each client's Brier score."""
+    if not run.records:
+        return
+    if len(found.brier) != len(run.client_titles):
+        raise ValueError("survival.json has another number of clients")
+    if curves := [one for one in found.thirds if one.times]:
+        about = (
+            "Test samples of all clients without an event, by Kaplan and Meier, in thirds by the risk that each "
+            "client's model predicts among its own; the bands are 95 % intervals. Where the risk orders the events, "
+            "the curves are apart."
+        )
+        end = max(one.times[-1] for one in curves)
+        lines = [_stairs(one, end, place) for place, one in enumerate(curves)]
+        title, x_title = "Survival by predicted risk", "time"
+        x = sorted({time for line in lines for time in line.x})
+        yield Lines("kaplan-meier", title, about, x, "without an event, %", lines, " %", x_title=x_title)
+    if curves := [one for one in found.sites if one.times]:
+        some = f"the {len(curves)} largest clients" if len(run.client_titles) > len(curves) else "each client"
+        about = (
+            f"All samples of {some} without an event, by Kaplan and Meier. Where the curves are apart, the "
+            "clients' hazards differ, whatever the model; each client has a baseline hazard of its own."
+        )
+        end = max(one.times[-1] for one in curves)
+        lines = [
+            _stairs(one._replace(name=run.client_titles[int(one.name)]), end, place)._replace(low=(), high=())
+            for place, one in enumerate(curves)
+        ]
+        x = sorted({time for line in lines for time in line.x})
+        title, x_title = "Survival per client", "time"
+        yield Lines(
+            "kaplan-meier-clients", title, about, x, "without an event, %", lines, " %", x_title=x_title
+        )
+    if (calibration := found.calibration) is not None:
+        about = (
+            "Test samples of all clients in groups by the probability of an event that each client's model predicts "
+            f"by the time {calibration.horizon:g}, the median time of the training samples' events. Observed is Kaplan "
+            "and Meier's share with its 95 % interval. Where probabilities mean what they say, the curve is on the "
+            f"diagonal; the mean distance is {100 * calibration.error:.1f} points."
+        )
+        predicted, observed, low, high = (
+            [100 * value for value in column] for column in list(zip(*calibration.groups, strict=True))[1:]
+        )
+        remarks = [f"{group.samples} samples" for group in calibration.groups]
+        lines = [
+            Line("models", observed, low, high, remarks),
+            Line("as they say", predicted, colour=1, dash=1),
+        ]
+        title, x_title = "Calibration at a horizon", "predicted probability of the event, %"
+        yield Lines(
+            "calibration-horizon", title, about, predicted, "observed, %", lines, " %", x_title=x_title
+        )
+    if np.isfinite(found.brier).any():
+        about = (
+            "The integrated Brier score of each client's model on its test samples, lower is better. A model right of "
+            "Kaplan and Meier's curve of the client's training samples, which is the same for all, has probabilities "
+            "that are worth nothing."
+        )
+        series = [
+            Line("personal model", values_of(found.brier), symbol=0),
+            Line("Kaplan-Meier", values_of(found.reference), colour=1, symbol=1),
+        ]
+        yield Dots(
+            "brier", "Brier score per client", about, run.client_titles, "Brier score", series, digits=3
+        )
+
+
+def _stairs(one: Observed, end: float, place: int) -> Line:
+    """The curve with both ends of every step, in %."""
+
+    def both(values: Sequence[float]) -> list[float]:
+        """From the values after each time, those before and after it, from all at the start to the end."""
+        steps = [100.0, *(100 * value for value in values)]
+        return [value for value in steps for _ in range(2)]
+
+    x = [0.0, *(time for time in one.times for _ in range(2)), end]
+    y, low, high = (both(values) for values in (one.survival, one.low, one.high))
+    return Line(f"{one.name}, {one.samples} samples", y, low, high, colour=place, x=x)
+
+
+SURVIVAL = Finding(
+    file="survival.json",
+    as_json=as_json,
+    parse=_survival,
+    measured=measured,
+    sentences=lambda found, run: in_words(found),
+    section=lambda found, run: Section(
+        "survival", "Survival", "Does the risk order the events?", [*_charts(found, run)]
+    ),
+)

@@ -5,26 +5,32 @@
 
 import contextlib
 import dataclasses
+import logging
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from copfl.core.algorithm import trained_alone
 from copfl.core.selection import BestRounds, has_ended
+from copfl.data.sets.datasets import DATASETS
 from copfl.engine import ranks, simulate
 from copfl.engine.halves import ClientHalves
 from copfl.engine.mapping import renewed
 from copfl.engine.rounds import ModelKeeper, Round, State
 from copfl.engine.workers import Workers
 from copfl.errors import UsageError
-from copfl.experiment import final as final_file
+from copfl.experiment import final, progress, records
 from copfl.experiment import folder as run_folder
-from copfl.experiment import probabilities, records, survival, tree_views
 from copfl.experiment.analysis import evidence, gains, hints
-from copfl.experiment.analysis.gains import Analysis
-from copfl.experiment.first_run import file as choice_file
-from copfl.experiment.first_run.candidates import FirstRunChoice
+from copfl.experiment.analysis.against_rivals import RIVALS
+from copfl.experiment.analysis.gains import GAINS, Analysis
+from copfl.experiment.bundle import known_rows
+from copfl.experiment.experiment import Experiment
+from copfl.experiment.final import FINAL
+from copfl.experiment.finding import Finding, Trained
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.models import new_clients
 from copfl.experiment.models.client_models import (
@@ -35,9 +41,12 @@ from copfl.experiment.models.client_models import (
     InMemory,
     received_model,
 )
-from copfl.experiment.result import Experiment, Result
+from copfl.experiment.models.new_clients import NEW_CLIENTS
+from copfl.experiment.own_models import kinds_of
+from copfl.experiment.result import Result
 from copfl.experiment.rivals import rivals_of
-from copfl.rivals import file as rivals_file
+from copfl.experiment.run_record import FINDINGS
+from copfl.experiment.verdict import CHECK, check_of
 from copfl.settings import schema
 from copfl.settings.checking import options_of
 from copfl.settings.components import WRAPPERS
@@ -45,7 +54,9 @@ from copfl.settings.schema import KINDS
 from copfl.stats import Numbers
 
 OnRound = Callable[[Round, float], None]  # a round as it ends, and the seconds it took
-OnStage = Callable[[str], None]  # what is done after the rounds, before it is
+Given = Mapping[Finding[Any], Any]  # what was found before the rounds
+NOTHING: Given = MappingProxyType({})
+logger = logging.getLogger(__name__)
 
 
 def train(
@@ -53,8 +64,7 @@ def train(
     folder: RunFolder | None,
     on_round: OnRound | None = None,
     on_baseline_round: OnRound | None = None,
-    on_stage: OnStage | None = None,
-    choice: FirstRunChoice | None = None,
+    given: Given = NOTHING,
 ) -> Result:
     """`execute` of a run by itself, the training alone and the rivals: if every client diverges, an error.
 
@@ -63,38 +73,39 @@ def train(
         folder: Where it is stored; None: nowhere.
         on_round: Is called after every round.
         on_baseline_round: Is called after every round of the training alone.
-        on_stage: Is called with what is done after the rounds, before it is.
-        choice: Why this is trained; None: somebody named it, or the folder says why.
+        given: What was found before the rounds, such as why this is trained; a folder that goes on says it itself.
     """
     path = None if folder is None else folder.path
     rounds, server = experiment.settings.rounds, experiment.server_step
     check = hints.DivergenceCheck(experiment.federation, rounds, path, server)
-
-    def after(round: Round, seconds: float) -> None:
-        if on_round is not None:
-            on_round(round, seconds)
-        check(round, seconds)
-
-    tell = on_stage or (lambda stage: None)
-    result = execute(experiment, folder, after, on_stage=tell)
-    if path is not None and choice is not None:
-        choice_file.write(choice, path)
-    result.choice = choice if choice is not None or path is None else choice_file.read(path)
+    told = progress.lines(rounds, experiment.task.metrics[0], rounds_alone(experiment))
+    after = _each(told.on_round, on_round, check)
+    result = execute(experiment, folder, after, given=given)
     if experiment.settings.local_baseline:
         e = experiment
         compared = gains.compared(e.clients)
-        tell(f"comparing {len(compared)} models")
+        logger.debug(f"comparing {len(compared)} models ...")
         cross = gains.cross_evaluation(e.training.task, e.training.federation, result.client_model, compared)
-        tell("training alone")
+        logger.debug("training alone ...")
         constant = gains.constant_answers(e.federation, e.task.metrics[0])
-        result.analysis = Analysis(_alone(result, on_baseline_round), cross, constant)
-        if path is not None:
-            gains.write(result.analysis, path)
+        alone = _alone(result, _each(told.on_round_alone, on_baseline_round))
+        GAINS.keep(result, Analysis(alone, cross, constant))
     if experiment.settings.rivals:
-        result.rivals = rivals_of(experiment, result.kept_model, tell)
-        if path is not None and result.rivals is not None:
-            rivals_file.write(result.rivals, path)
+        own = kinds_of(experiment.settings.own_models, experiment.clients)
+        RIVALS.keep(result, rivals_of(experiment, result.kept_model, own))
+        if result.verdict is not None:
+            CHECK.keep(result, check_of(experiment, result.verdict, result.kept_model, own))
     return result
+
+
+def _each(*listeners: OnRound | None) -> OnRound:
+    """Calls all of them after a round."""
+
+    def after(round: Round, seconds: float) -> None:
+        for listener in filter(None, listeners):
+            listener(round, seconds)
+
+    return after
 
 
 def rounds_alone(e: Experiment) -> int:
@@ -146,7 +157,7 @@ def execute(
     folder: RunFolder | None,
     on_round: OnRound | None = None,
     executor: simulate.Executor | None = None,
-    on_stage: OnStage | None = None,
+    given: Given = NOTHING,
 ) -> Result:
     """Trains the rounds that are left, fits the new clients, and keeps every client's model.
 
@@ -155,19 +166,16 @@ def execute(
         folder: Where it is stored; None: nowhere.
         on_round: Is called after every round.
         executor: Trains the clients; None: what suits the settings.
-        on_stage: Is called with what is done after the rounds, before it is.
+        given: As of `train`.
     """
-    tell = on_stage or (lambda stage: None)
     e, settings, models = experiment, experiment.settings, _models(experiment, folder)
-    result = train_rounds(e, folder, on_round, executor, models)
+    result = train_rounds(e, folder, on_round, executor, models, given)
     if settings.new_clients and e.federation.partition.test_from == "test":  # not while tuning
         simulation, clients = simulation_of(e), settings.split_clients
-        tell(f"fitting {len(clients[1])} new clients")
-        result.new_clients = new_clients.fitted(simulation, result.state, *clients, models)
-        if folder is not None:
-            new_clients.write(result.new_clients, folder.path)
+        logger.debug(f"fitting {len(clients[1])} new clients ...")
+        NEW_CLIENTS.keep(result, new_clients.fitted(simulation, result.state, *clients, models))
     if models is not None:
-        tell(f"saving {e.clients} models")
+        logger.debug(f"saving {e.clients} models ...")
         models.settle(result.state.round)
         for n in filter(models.wanted, range(e.clients)):
             stage = models.stage(n)
@@ -175,17 +183,14 @@ def execute(
                 received = received_model(e.algorithm, e.task, result.state, n)
                 models.put(n, received, result.state.round, RECEIVED)
         models.settle(result.state.round)
-        result.probabilities = probabilities.measured(*e.training[:2], models, settings.temperature)
-        if result.probabilities is not None and folder is not None:
-            probabilities.write(result.probabilities, folder.path)
-        result.survival = survival.measured(*e.training[:2], models)
-        if result.survival is not None and folder is not None:
-            survival.write(result.survival, folder.path)
-        views = tree_views.measured(result.state.server, *e.training[:2], models, e.federation.dataset)
-        if views is not None and folder is not None:
-            tree_views.write(views, folder.path)
+        trained = Trained(settings, *e.training[:2], e.federation.dataset, result.state, models, result)
+        for finding in FINDINGS:
+            if finding.measured is not None:
+                finding.keep(result, finding.measured(trained))
         if isinstance(models, InFolder):
             result.write_bundles(models)
+            if folder is not None and e.run.data.name not in DATASETS:
+                known_rows.write(folder.path, e.federation, result.client_names)
     return result
 
 
@@ -202,6 +207,7 @@ def train_rounds(
     on_round: OnRound | None = None,
     executor: simulate.Executor | None = None,
     models: ClientModels | None = None,
+    given: Given = NOTHING,
 ) -> Result:
     """Trains the rounds that are left and writes each to the folder; then who was in none is evaluated.
 
@@ -213,21 +219,35 @@ def train_rounds(
         on_round: Is called after every round.
         executor: Trains the clients; None: what suits the settings.
         models: Gets each client's model of its last evaluation, or of its best with run.select="best".
+        given: As of `train`.
     """
     settings = e.settings
     if settings.store == "disk" and folder is None:
         raise UsageError("store=disk keeps the client states in the run folder; name one with out=...")
     disk = folder.states if folder is not None and settings.store == "disk" else None
     state = simulate.begin(e.algorithm, e.task, e.clients, disk)
-    result = Result(e, [], state, None if folder is None else folder.path, kept=models)
+    result = Result(
+        tables=e.run.tables(),
+        environment=e.about(),
+        partition=e.federation.partition,
+        folder=None if folder is None else folder.path,
+        experiment=e,
+        state=state,
+        kept=models,
+    )
     fingerprints = {} if folder is None else e.fingerprints()
     if folder is not None and folder.begun:
         result.records, result.seconds = folder.restore(state, fingerprints)
         if models is not None:
             models.settle(state.round)
-        folder.write_tables(e.run.tables())  # the number of rounds or the device may be new
+        folder.write_tables(result.tables)  # the number of rounds or the device may be new
     elif folder is not None:
-        folder.begin(e.run.tables(), e.federation.partition, e.about())
+        folder.begin(result.tables, result.partition, result.environment)
+    for finding in FINDINGS:
+        if finding in given:
+            finding.keep(result, given[finding])
+        elif finding.given and folder is not None:
+            finding.__set__(result, finding.read(folder.path))
     primary = e.task.metrics[0]
     best = records.best_rounds(result.records, primary, e.clients) if settings.select == "best" else None
     clock = time.perf_counter()
@@ -250,9 +270,7 @@ def train_rounds(
             if on_round is not None:
                 on_round(round, seconds)
     # Here, where all records are in this process again.
-    result.final_evaluation = final_file.evaluated(simulation_of(e), state, settings, result.records)
-    if folder is not None and result.final_evaluation is not None:
-        final_file.write(result.final_evaluation, folder.path)
+    FINAL.keep(result, final.evaluated(simulation_of(e), state, settings, result.records))
     return result
 
 

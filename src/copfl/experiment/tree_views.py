@@ -6,9 +6,7 @@ rows; the gains are of the shared trees.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,20 +14,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from copfl import files, foreign
 from copfl.algorithms.trees import Server
+from copfl.charts import Chart, Dots, Line, Lines, Tree, percent, values_of
 from copfl.core import tree
 from copfl.core.evaluation import predicted
 from copfl.core.task import Data, Personal, Task
-from copfl.data.clients.federation import FederatedData
 from copfl.data.samples import CLASSIFICATION, Dataset
 from copfl.data.tables.encoders import Encoder
-from copfl.experiment.models.client_models import ClientModels
+from copfl.experiment.finding import Finding, Trained
+from copfl.experiment.recording import Recording
 from copfl.models.trees import Branch, Node, nodes_of
+from copfl.sections import Section
 from copfl.stats import Numbers
-from copfl.tables import plain
 
-FILE = "trees.json"
 MOST_CLIENTS, MOST_COLUMNS, DRAWN = (
     40,
     40,
@@ -80,18 +77,10 @@ class Feature(NamedTuple):
     encoder: Encoder | None
 
 
-def measured(
-    server: object, task: Task, federation: FederatedData, models: ClientModels, dataset: Dataset
-) -> TreeViews | None:
-    """What the trees of a run say; None if it was of another algorithm, or grew no shared trees.
-
-    Args:
-        server: Its record after the last round.
-        task: What the rounds trained.
-        federation: Its samples.
-        models: The model of each client.
-        dataset: With the names of its columns.
-    """
+def measured(trained: Trained) -> TreeViews | None:
+    """What the trees of a run say; None if it was of another algorithm, or grew no shared trees."""
+    server, task, federation = trained.state.server, trained.task, trained.federation
+    models, dataset = trained.models, trained.dataset
     if not isinstance(server, Server) or not float(server.gain.sum()) > 0:
         return None
     features = _features(dataset, len(server.gain))
@@ -99,7 +88,7 @@ def measured(
     order = [features[n] for n in np.argsort(gains, kind="stable")[::-1][:MOST_COLUMNS]]
     by_column = dict(zip((f.column for f in features), gains, strict=True))
     sites = [
-        (kept.model, tree.row(federation.test.rows([n]), 0))
+        (tree.each(lambda t: t.to(task.device), kept.model), tree.row(federation.test.rows([n]), 0))
         for n in range(min(federation.clients, MOST_CLIENTS))
         if (kept := models.get(n)) is not None and int(federation.test.sizes[n]) > 0
     ]
@@ -154,7 +143,9 @@ def _dependence(
         grid = torch.eye(len(encoder.categories))
         values, is_number = tuple(map(str, encoder.categories)), False
     else:
-        seen = np.concatenate([d.x.flatten(1)[: int(d.size), feature.entries[0]].numpy() for _, d in sites])
+        seen = np.concatenate(
+            [d.x.flatten(1)[: int(d.size), feature.entries[0]].cpu().numpy() for _, d in sites]
+        )
         points = np.unique(np.quantile(seen, np.linspace(0.02, 0.98, GRID)))
         grid = torch.zeros(len(points), len(feature.entries))  # the second entry: whether it is missing
         grid[:, 0] = torch.from_numpy(points)
@@ -231,20 +222,8 @@ def _question(entry: int, threshold: float, features: Sequence[Feature]) -> str:
 # -- the file ------------------------------------------------------------------------------------------------
 
 
-def write(views: TreeViews, folder: Path) -> None:
-    """Writes the file of a run folder.
-
-    Args:
-        views: What was measured.
-        folder: Of the run.
-    """
-    content = {name: [one._asdict() for one in part] for name, part in views._asdict().items()}
-    files.write_bytes(folder / FILE, (json.dumps(plain(content)) + "\n").encode())
-
-
-def read(folder: Path) -> TreeViews | None:
-    """The content of the file in a run folder; None where there is none."""
-    return foreign.of_run(folder / FILE, _views)
+def _as_json(views: TreeViews) -> dict[str, Any]:
+    return {name: [one._asdict() for one in part] for name, part in views._asdict().items()}
 
 
 def _views(content: dict[str, Any]) -> TreeViews:
@@ -287,3 +266,57 @@ def _require_tree(boxes: Sequence[Box]) -> None:
             children[box.parent] += 1
     if any(count > 2 for count in children):
         raise ValueError("a node of the first tree has more than two answers")
+
+
+# -- how it is shown -----------------------------------------------------------------------------------------
+
+
+def _charts(found: TreeViews, run: Recording) -> Iterator[Chart]:
+    """Which columns count, how the answer depends on the first ones, and the first tree."""
+    if not run.records:
+        return
+    about = (
+        "Gain: of the splits of the shared trees, as a part of all gains. Shuffled: by how much the loss of a site's "
+        "own test rows grows when the column is shuffled among them, mean over sites."
+    )
+    names = [one.column for one in found.importance]
+    gain = Dots(
+        "tree-gain", "Importance of the columns: gain", about, names, "part of all gains, %", [], " %"
+    )
+    growth = Dots(
+        "tree-shuffled", "Importance of the columns: shuffled", about, names, "growth of the loss", []
+    )
+    yield gain._replace(
+        series=[Line("gain", percent([one.gain for one in found.importance]))], zero=True, row_title="column"
+    )
+    if np.isfinite([one.permuted for one in found.importance]).any():
+        series = [Line("shuffled", values_of([one.permuted for one in found.importance]))]
+        yield growth._replace(series=series, zero=True, row_title="column", digits=4)
+    about = "The mean answer for all test rows, each by its site's model, if the column had this value in all of them."
+    for place, one in enumerate(found.dependence, 1):
+        name, title = f"tree-dependence-{place}", f"Dependence on {one.column}"
+        lines = [Line(of, values_of(y), colour=n, dash=n % 4) for n, (of, y) in enumerate(one.answers)]
+        if one.is_number:
+            x = [float(value) for value in one.values]
+            yield Lines(name, title, about, x, "mean answer", lines, digits=3, x_title=one.column)
+        else:
+            yield Dots(
+                name, title, about, list(one.values), "mean answer", lines, digits=3, row_title=one.column
+            )
+    if found.first:
+        about = (
+            "A row goes to the left where the answer is yes. A leaf adds its number to a value, to the log odds, or to "
+            "the score of the first of several classes. Below a question with … are further ones."
+        )
+        labels, parents, levels, places = zip(*found.first, strict=True)
+        yield Tree("first-tree", "The first tree", about, labels, parents, levels, places)
+
+
+TREES = Finding(
+    file="trees.json",
+    as_json=_as_json,
+    parse=_views,
+    measured=measured,
+    section=lambda found, run: Section("trees", "Trees", "What do the trees say?", [*_charts(found, run)]),
+    summary=lambda found, run: {},  # it is long
+)

@@ -108,7 +108,7 @@ def sums_by_place(place: Tensor, numbers: Tensor, room: int) -> Tensor:
         numbers: [m].
         room: Of the sums.
     """
-    if numbers.is_cuda or numbers.dtype != torch.float64:
+    if numbers.device.type != "cpu" or numbers.dtype != torch.float64:
         return numbers.new_zeros(len(numbers), room).scatter_add(1, place, numbers)
     # numpy adds in the same order, and several times as fast.
     rows = zip(place.numpy(), numbers.numpy(), strict=True)

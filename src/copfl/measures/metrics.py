@@ -27,6 +27,7 @@ Array = NDArray[Any]
 C_INDEX = "c_index"
 CALIBRATION_BINS = 15
 LEAST = float(np.finfo(np.float32).eps)  # a probability that counts as 0 has a logarithm; as in scikit-learn
+TOO_FEW = "[too few to say]"  # in place of an interval that is wider than the scale of its metric
 PADDING = -100  # a target token that does not count, as in copfl.core.criteria
 
 
@@ -97,6 +98,8 @@ class MetricInfo:
     def interval(self, low: float, high: float) -> str:
         """The bounds of a difference as they are shown."""
         bounds = (self.factor * low, self.factor * high)
+        if self.fraction and max(map(abs, (low, high))) > 1 and math.isfinite(low):  # wider than the scale
+            return TOO_FEW
         return interval(*bounds, "+" + self._digits(max(map(abs, bounds))))
 
     def verdict(self, verdict: str) -> str:

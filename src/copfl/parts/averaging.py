@@ -16,7 +16,7 @@ from copfl.core.layout import Runs, cut, put_together, runs
 from copfl.core.optim import Optimizer, State, begin, kept, plain_sgd
 from copfl.core.task import Data, Personal, Plan, Task
 from copfl.core.train import Trained, fresh, train
-from copfl.errors import at_least, one_of
+from copfl.errors import UsageError, at_least, one_of
 from copfl.kernels.fused import elementwise
 from copfl.kernels.private_torch import mapped
 
@@ -167,6 +167,13 @@ class Averaging:
 
     def global_statistics(self, task: Task, client: Any) -> Tensor:
         """Those of the model that the client trained from the global one, after its personal entries."""
+        if "personal" not in client._fields:
+            raise UsageError(
+                f"{type(self).__name__} has a Client of its own without `personal`, so nothing says which batch-norm "
+                "statistics its client has for the global model; give Client the field `personal`, with what "
+                "`personal_of` returns, or give the algorithm the method global_statistics(self, task, client), "
+                "which returns them as a vector [len(task.initial) - task.d]"
+            )
         personal: Tensor = client.personal
         return personal[len(personal) - (len(task.initial) - task.d) :]
 

@@ -13,7 +13,7 @@ residuals in cells, which add up over sites as well.
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,9 @@ from copfl.errors import UsageError
 from copfl.kernels.draws import mixed
 from copfl.kernels.fused import sums_by_place
 
-CELLS = 512  # of the grid from which the bins are made
+CELLS = 512  # of a column, from whose counts the bins are made
+KNOTS = 16  # intervals of cells of one width
+LAST = 0x7F7FFFFF  # the place of the largest finite number among all
 NEVER = 1e30  # the threshold of a node that is not split; a sum of many is finite in single precision
 LONGEST_STEP = 4.0  # of an intercept, in a step of Newton's method
 TURNS = 4  # such steps; of values one is exact
@@ -197,10 +199,14 @@ class Forest(NamedTuple):
 
 
 class Bins(NamedTuple):
-    """A row is in bin b of a column where b edges are below its value."""
+    """A row is in bin b of a column where b edges are below its value.
 
-    centre: Tensor  # [columns], the mean
-    spread: Tensor  # [columns], the standard deviation
+    The edges are chosen from counts of rows in CELLS cells of a column. Cells are of float32 numbers in their order,
+    `order_of`, so the first ones, about one for each power of two, are for columns of any unit. The next ones lie
+    where the rows are: a few numbers far away, or a site in another unit, cost the others nothing.
+    """
+
+    knots: Tensor  # [columns, KNOTS + 1] int32, orders: KNOTS intervals of CELLS / KNOTS cells of equal width each
     edges: Tensor  # [columns, bins - 1]
 
     def of(self, x: Tensor) -> Tensor:
@@ -208,17 +214,44 @@ class Bins(NamedTuple):
         return _place(self.edges, x.T).T
 
     def cells(self, x: Tensor) -> Tensor:
-        """[n, columns]: the cell of each value in the grid from which the edges are made."""
-        return cell_of((x - self.centre) / self.spread)
+        """[n, columns]: the cell of each value."""
+        each, order = CELLS // KNOTS, order_of(x).T.contiguous()
+        knots = self.knots.long()
+        inner = knots[:, 1:-1].contiguous()
+        interval = torch.searchsorted(inner, order, right=True)
+        start, end = (knots.gather(1, interval + side) for side in (0, 1))
+        inside = each * (order - start) // (end - start).clamp(min=1)
+        return (each * interval + inside.clamp(0, each - 1)).T
 
-    def scaled(self, rows: Tensor, sums: Tensor, squares: Tensor) -> "Bins":
-        """Those whose grid has this mean and deviation."""
-        mean = sums / rows.clamp(min=1)
-        variance = squares / rows.clamp(min=1) - mean**2
-        is_constant = variance <= 1e-12 * (1 + mean**2)
-        spread = torch.where(is_constant, 1, variance.clamp(min=1e-300).sqrt())
-        # In single precision: the order in which sites are added up has no effect.
-        return self._replace(centre=mean.float().to(self.centre), spread=spread.float().to(self.spread))
+    def _starts(self) -> Tensor:
+        """[columns, CELLS + 1]: the order with which each cell starts, and that with which the last one ends."""
+        each = CELLS // KNOTS
+        knots = self.knots.long()
+        width = (knots[:, 1:] - knots[:, :-1])[..., None]
+        number = torch.arange(each, device=width.device)
+        starts = knots[:, :-1, None] + (number * width + each - 1) // each
+        return torch.cat([starts.flatten(1), knots[:, -1:]], 1)
+
+    def moved(self, counts: Tensor) -> "Bins":
+        """Those whose next cells lie where the rows are: half as many as the rows say, half as the cells with a row.
+
+        Args:
+            counts: [columns, CELLS] of rows.
+        """
+        starts, occupied = self._starts(), (counts > 0.5).to(counts)
+        share = counts / counts.sum(1, keepdim=True).clamp(min=1)
+        share = (share + occupied / occupied.sum(1, keepdim=True).clamp(min=1)) / 2
+        below = share.cumsum(1)
+        wanted = torch.arange(1, KNOTS, device=counts.device) / KNOTS + 0 * below[:, :1]
+        cell = _place(below, wanted).clamp(max=CELLS - 1)
+        inside = (wanted - (below - share).gather(1, cell)) / share.gather(1, cell).clamp(min=1e-12)
+        start, end = starts.gather(1, cell), starts.gather(1, cell + 1)
+        inner = start + (inside.clamp(0, 1) * (end - start)).long()
+        first = occupied.argmax(1, keepdim=True)
+        last = CELLS - 1 - occupied.flip(1).argmax(1, keepdim=True)
+        low, high = starts.gather(1, first), starts.gather(1, last + 1)
+        knots = torch.cat([low, inner.clamp(low, high), high], 1).int()
+        return self._replace(knots=torch.where(occupied.any(1, keepdim=True), knots, self.knots))
 
     def with_edges(self, counts: Tensor) -> "Bins":
         """Those whose bins hold equally many rows.
@@ -242,10 +275,52 @@ class Bins(NamedTuple):
         place = torch.arange(CELLS, device=counts.device)
         last = torch.where(occupied, place, -1).cummax(1)[0]  # the last occupied cell up to here
         before = last.gather(1, (first - 1).clamp(0, CELLS - 1)).clamp(min=0)
-        scaled = (before + 1 + first).to(counts.dtype) / CELLS - 1  # the middle of the gap
-        deviations = _unsquashed(scaled).to(self.edges)
-        edges = self.centre[:, None] + self.spread[:, None] * deviations
+        # The middle of the gap; no number of the first cell is at its edge.
+        starts = self._starts()
+        low, high = starts.gather(1, before + 1) - 1, starts.gather(1, first.clamp(max=CELLS)) - 1
+        middle = (number_of(low).double() + number_of(high).double()) / 2
+        edges = torch.minimum(middle.float(), number_of(high)).to(self.edges)
         return self._replace(edges=torch.where(first < CELLS, edges, NEVER))
+
+
+def bins_of(columns: int, bins: int, like: Tensor) -> Bins:
+    """Those before the first counts: no edge, and cells for all numbers.
+
+    Args:
+        columns: Of the table.
+        bins: Of a column.
+        like: A tensor on the device, in the precision of the columns.
+    """
+    knots = torch.linspace(-LAST, LAST + 1, KNOTS + 1, dtype=torch.float64, device=like.device)
+    return Bins(knots.round().int().repeat(columns, 1), like.new_full((columns, bins - 1), NEVER))
+
+
+class _SameBits(torch.autograd.Function):
+    """The bits of each number as another type of the same size; before torch 2.13 vmap has no such `view`."""
+
+    @staticmethod
+    def forward(x: Tensor, type: torch.dtype) -> Tensor:
+        return x.view(type)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: integers have no gradient."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, type: torch.dtype) -> Any:
+        return _SameBits.apply(x, type), in_dims[0]  # type: ignore[no-untyped-call]
+
+
+def order_of(x: Tensor) -> Tensor:
+    """The place of each number among all numbers in single precision; that of 0 is 0."""
+    bits: Tensor = _SameBits.apply(x.float().contiguous(), torch.int32).long()  # type: ignore[no-untyped-call]
+    return torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits).clamp(-LAST, LAST)
+
+
+def number_of(order: Tensor) -> Tensor:
+    """The number at this place."""
+    numbers: Tensor = _SameBits.apply(order.abs().clamp(max=LAST).int(), torch.float32)  # type: ignore[no-untyped-call]
+    return torch.where(order < 0, -numbers, numbers)
 
 
 def cell_of(deviations: Tensor) -> Tensor:
@@ -497,7 +572,7 @@ def own_trees(
     """
     bin, size, slots = bins.of(x), bins.edges.shape[1] + 1, 2 ** (how.depth - 1)
     first = slots * torch.arange(target.trees, device=x.device)  # nodes of a level, of each tree of a step
-    anywhere = torch.ones_like(bins.centre, dtype=torch.bool)
+    anywhere = torch.ones(len(bins.edges), dtype=torch.bool, device=x.device)
     forest, said = no_trees(how.trees, how.depth, x, target), [torch.zeros_like(eta)]
     for number in range(how.trees):
         now, tree = eta + said[-1], torch.tensor(number, device=x.device)

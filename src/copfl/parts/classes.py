@@ -8,7 +8,7 @@ from torch import Tensor
 from copfl.core import tree
 from copfl.core.criteria import mean_of_valid
 from copfl.core.task import STATISTICS_BATCH, Data, Objective, Task
-from copfl.errors import UsageError
+from copfl.errors import UsageError, how_to_set
 
 
 class Sums(NamedTuple):
@@ -49,7 +49,8 @@ def table_shape(task: Task) -> tuple[int, ...]:
     shape = task.layout.head_shape
     if len(shape) != 2:
         raise UsageError(
-            f'fedpac\'s class centroids need a Linear head; "{task.layout.head}" is none. Name one: head="fc"'
+            f'fedpac\'s class centroids need a Linear head; "{task.layout.head}" is none. Name one: '
+            f"{how_to_set('model.head', 'fc')}"
         )
     return shape
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from copfl.core.task import STATISTICS_BATCH, Batch, Data, KeyedInputs, Task
-from copfl.errors import UsageError
+from copfl.errors import UsageError, how_to_set
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ def head_shape(task: Task) -> tuple[int, int]:
     if len(shape) != 2 or f"{name}.bias" not in task.layout.names or task.criterion.kind == "next_token":
         raise UsageError(
             f'feddbe shifts the features of a Linear head with a bias; "{name}" is none, or predicts tokens. '
-            'Name another head, such as head="fc", or choose another algorithm'
+            f"Name another head, such as {how_to_set('model.head', 'fc')}, or choose another algorithm"
         )
     return shape[0], shape[1]
 

@@ -314,11 +314,13 @@ def _solved_problem(
     where f coefficients have no prior. Its coordinates are log λ and, last, log ω².
     """
     (rows, g, log_volume), (log_ratio, log_prior, last_step) = total, variances
-    count, size = len(log_ratio), len(penalised)
+    count = len(log_ratio)
     a, c, corner = g[0, :-1, :-1], g[0, :-1, -1], g[0, -1, -1]
-    free = int((~penalised).sum()) if has_prior else size
-    spare = (rows - free).clamp(min=1)
     inverse_prior = torch.zeros_like(c)
+    spare = (
+        rows
+        - ((~penalised).sum() if has_prior else torch.linalg.matrix_rank(a, rtol=COLLINEAR, hermitian=True))
+    ).clamp(min=1)
     if has_prior:
         log_prior = _prior(a, c, corner, penalised, spare if has_scale else None)
         inverse_prior = torch.where(penalised, torch.exp(-log_prior), 0)

@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 
 from copfl.core.criteria import mean_of_valid
 from copfl.core.task import EVAL_BATCH, Batch, Data, Experts, Personal, Task
-from copfl.errors import UsageError
+from copfl.errors import UsageError, how_to_set
 from copfl.kernels.private_torch import gradient
 
 
@@ -103,7 +103,8 @@ def feature_size(task: Task, who: str = "feddpa") -> int:
     if len(shape) != 2 or task.criterion.kind == "next_token":
         raise UsageError(
             f'{who} compares the features before a trained Linear head; "{task.layout.head}" is none, or '
-            'predicts tokens. Name another head, as head="classifier", or choose another algorithm'
+            f"predicts tokens. Name another head, as {how_to_set('model.head', 'classifier')}, or choose another "
+            "algorithm"
         )
     return shape[1]
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from copfl.core.criteria import mean_of_valid
 from copfl.core.random_starts import normals
 from copfl.core.task import Batch, Data, KeyedInputs, Task, opened
-from copfl.errors import UsageError
+from copfl.errors import UsageError, how_to_set
 from copfl.kernels.private_torch import gradient
 
 
@@ -73,7 +73,7 @@ def head_shape(task: Task) -> tuple[int, int]:
         raise UsageError(
             f"gpfl has an embedding for each class and a Linear head after a valve; this task is {kind}, "
             f'with the head "{task.layout.head}". Choose another algorithm, or name a Linear head, such as '
-            'head="fc"'
+            f"{how_to_set('model.head', 'fc')}"
         )
     return shape[0], shape[1]
 

@@ -13,8 +13,9 @@ from copfl import foreign
 from copfl.charts import Chart, Dots, Heat, Line, Lines, mean_curve, series_of, values_of
 from copfl.errors import RunError, raised_as
 from copfl.measures.metrics import ACCURACY, MetricInfo
-from copfl.report.document import Document, Section
+from copfl.report.document import Document
 from copfl.rivals.records import TITLES
+from copfl.sections import Section
 from copfl.tables import NONE, Table, capital, number, size
 
 FILE = "table.json"

@@ -19,6 +19,7 @@ import numpy as np
 from copfl import __version__
 from copfl.charts import Chart, Dots, Heat, Value, figure
 from copfl.charts import Tree as TreeChart
+from copfl.sections import Section
 from copfl.tables import Table, number
 
 if TYPE_CHECKING:
@@ -27,17 +28,6 @@ if TYPE_CHECKING:
 TABLE_ROWS = 60  # a table of more rounds contains some of them
 DIRECTIONS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # Unicode's marks and overrides
 SCRIPTS, STYLE = ("draw.js", "page.js"), "page.css"  # all that a page executes and is styled by
-
-
-class Section(NamedTuple):
-    """Charts and tables that answer one question."""
-
-    name: str  # the anchor
-    short: str  # in the list of sections
-    title: str
-    charts: Sequence[Chart]
-    tables: Sequence[Table] = ()
-    notes: Sequence[str] = ()  # above the charts
 
 
 class Source(NamedTuple):

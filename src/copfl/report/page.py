@@ -19,14 +19,17 @@ from copfl.charts import Chart, Heat
 from copfl.core.evaluation import VALIDATED
 from copfl.errors import RunError, raised_as
 from copfl.experiment import final
+from copfl.experiment.analysis import against_rivals as of_rivals
 from copfl.experiment.analysis.convergence import got_worse, still_rises
 from copfl.experiment.analysis.gains import EQUAL, constant_text
 from copfl.experiment.progress import span
+from copfl.experiment.reading import read_all
+from copfl.experiment.run_record import FINDINGS, RunRecord
 from copfl.measures.metrics import ACCURACY, MetricInfo
-from copfl.report import rivals as of_rivals
 from copfl.report import run_charts
-from copfl.report.document import Document, Section, Source, render
-from copfl.report.run_data import Paired, RunData, Runs, paired, read_all
+from copfl.report.document import Document, Source, render
+from copfl.report.paired import Paired, Runs, paired
+from copfl.sections import Section
 from copfl.stats import Numbers
 from copfl.tables import Table, capital, listed, number, size
 
@@ -37,19 +40,16 @@ FILES = (
     "run.toml",
     "checkpoint/state.safetensors",
     "audit.json",
-    "rivals.json",
-    "choice.json",
-    "trees.json",
+    *(finding.file for finding in FINDINGS),
 )
 NAMED = 5  # clients that a sentence names
-RIVALS = "Is it better than what a client has alone?"
 OVER_CLIENTS = "95 % interval over clients"
 TABLES = ("algorithm", "optimizer", "data", "partition", "model", "robust", "attack")
 
 
 def document_of(runs: Runs) -> Document:
     """The report of one or several runs; RunError if one of their files has other content than a run writes."""
-    folders = ", ".join(str(run.path) for run in runs)
+    folders = ", ".join(str(run.folder) for run in runs)
     damaged = f"a file of {folders} is damaged ({{}}); restore it from a copy, or start the run again"
     with raised_as(RunError, damaged, *foreign.DAMAGE):
         return _document_of(runs)
@@ -70,7 +70,7 @@ def _document_of(runs: Runs) -> Document:
         facts=_facts(runs),
         sections=sections(runs),
         sources=[
-            Source(run.label, str(run.path), _command(str(run.environment.get("command") or "")), run.toml)
+            Source(run.label, str(run.folder), _command(str(run.environment.get("command") or "")), run.toml)
             for run in runs
         ],
         ended=all(run.ended for run in runs),
@@ -84,19 +84,13 @@ def sections(runs: Runs) -> list[Section]:
     title = capital(runs[0].primary.title)
     clients = each(lambda run: run_charts.clients(run, runs))
     accuracy = [*run_charts.accuracy(runs), *clients, *run_charts.differences(runs)]
-    gain = [*each(run_charts.gain), *each(run_charts.new)]
     personal = [*run_charts.personal(runs), *each(run_charts.by_layer)]
     data = list(run_charts.data(runs))
     audit = "Do the weights match the clients' contributions?"
     all_sections = [
         Section("accuracy", title, "How accurate is each client's model?", accuracy),
-        Section("gain", "Gain", "Does it pay for each client?", gain),
-        Section("rivals", "Rivals", RIVALS, each(run_charts.rivals), run_charts.rival_tables(runs)),
-        Section(
-            "probabilities", "Probabilities", "What are probabilities worth?", each(run_charts.probabilities)
-        ),
-        Section("survival", "Survival", "Does the risk order the events?", each(run_charts.survival)),
-        Section("trees", "Trees", "What do the trees say?", each(run_charts.trees)),
+        Section("gain", "Gain", "Does it pay for each client?", each(run_charts.gain)),
+        *found_sections(runs),
         Section("similar", "Similarity", "Which clients are alike?", each(run_charts.similar)),
         Section("benefit", "Benefit", BENEFIT, each(run_charts.benefit), run_charts.contributed(runs)),
         Section("contribution", "Weights", "Which clients have weight, and why?", each(run_charts.scores)),
@@ -105,23 +99,58 @@ def sections(runs: Runs) -> list[Section]:
         Section("data", "Data", "Which data does each client have?", data, run_charts.per_class(runs)),
         Section("cost", "Cost", "How many bytes and seconds does a round take?", run_charts.cost(runs)),
     ]
+    all_sections = joined(all_sections)
     for chart in (chart for section in all_sections for chart in section.charts):
         if isinstance(chart, Heat) and len(chart.rows) != len(chart.values):
             raise ValueError(f'"{chart.title}" has {len(chart.values)} rows and {len(chart.rows)} names')
     return [section for section in all_sections if section.charts]
 
 
-def _each(runs: Runs, charts_of: Callable[[RunData], Iterable[Chart]]) -> list[Chart]:
+def found_sections(runs: Runs) -> list[Section]:
+    """What the findings of the runs show, a section per finding and run; of several runs, titles name the run."""
+    sections = []
+    for finding in FINDINGS:
+        for position, run in enumerate(runs, 1):
+            found = run.findings.get(finding.name)
+            if found is not None and (section := finding.section(found, run)) is not None:
+                sections.append(_of_run(section, run, position) if len(runs) > 1 else section)
+    return sections
+
+
+def joined(sections: Sequence[Section]) -> list[Section]:
+    """One section of each name, in the place of the first."""
+    by_name: dict[str, Section] = {}
+    for section in sections:
+        first = by_name.get(section.name)
+        by_name[section.name] = (
+            section
+            if first is None
+            else first._replace(
+                charts=[*first.charts, *section.charts],
+                tables=[*first.tables, *section.tables],
+                notes=[*first.notes, *section.notes],
+            )
+        )
+    return list(by_name.values())
+
+
+def _each(runs: Runs, charts_of: Callable[[RunRecord], Iterable[Chart]]) -> list[Chart]:
     """The charts of every run; of several, their titles and names contain the run."""
     if len(runs) == 1:
         return list(charts_of(runs[0]))
-    charts_of_runs: list[Chart] = []
-    for position, run in enumerate(runs, 1):
-        algorithm = re.sub(r"[^a-z0-9]+", "-", run.algorithm.lower()).strip("-")
-        for chart in charts_of(run):
-            name, title = f"{chart.name}-{position}-{algorithm}", f"{chart.title}: {run.label}"
-            charts_of_runs.append(chart._replace(name=name, title=title))
-    return charts_of_runs
+    return [_chart_of_run(c, run, position) for position, run in enumerate(runs, 1) for c in charts_of(run)]
+
+
+def _of_run(section: Section, run: RunRecord, position: int) -> Section:
+    return section._replace(
+        charts=[_chart_of_run(chart, run, position) for chart in section.charts],
+        tables=[table._replace(title=f"{table.title}: {run.label}") for table in section.tables],
+    )
+
+
+def _chart_of_run(chart: Chart, run: RunRecord, position: int) -> Chart:
+    algorithm = re.sub(r"[^a-z0-9]+", "-", run.algorithm.lower()).strip("-")
+    return chart._replace(name=f"{chart.name}-{position}-{algorithm}", title=f"{chart.title}: {run.label}")
 
 
 def fingerprint_of(paths: Sequence[Path]) -> str:
@@ -151,7 +180,7 @@ def _unequal(runs: Runs) -> str:
     return ""
 
 
-def _progress(run: RunData, several: bool) -> str:
+def _progress(run: RunRecord, several: bool) -> str:
     planned = f" of {run.planned}" if len(run.records) < run.planned else ""
     rounds = f"{len(run.records)}{planned} rounds{', as no client improved any more' * run.stopped_early}"
     time = f", {span(sum(run.seconds))}" if run.seconds else ""
@@ -172,7 +201,7 @@ def _tiles(runs: Runs) -> list[tuple[str, str, str]]:
         if not np.isnan(values).all():
             end, find = ("lowest", np.nanargmin) if metric.higher_is_better else ("highest", np.nanargmax)
             client, clients = int(find(values)), int((~np.isnan(values)).sum())
-            worst = f"{run.client_names[client]}, {metric.text(values[client])}{metric.unit}"
+            worst = f"{run.client_titles[client]}, {metric.text(values[client])}{metric.unit}"
             note = f"mean of {clients} clients; {end}: {worst}".replace(" %", "\N{NO-BREAK SPACE}%")
             tiles.append((run.label if len(runs) > 1 else metric.title, _mean(values, metric), note))
     if len(runs) == 1:
@@ -186,7 +215,7 @@ def _tiles(runs: Runs) -> list[tuple[str, str, str]]:
         if mean := _mean(run.final("personal_fraction")):
             tiles.append(("personal parameters", mean, "of a client's parameters; the others are shared"))
         if run.has("bytes_up"):
-            total = sum(float(np.nansum(run.metric(way))) for way in ("bytes_up", "bytes_down"))
+            total = sum(float(np.nansum(run.metric_or_nan(way))) for way in ("bytes_up", "bytes_down"))
             tiles.append(("traffic", size(total), "up and down, all clients"))
     return tiles
 
@@ -202,7 +231,7 @@ def _facts(runs: Runs) -> Table:
     return Table("The runs" if len(runs) > 1 else "The run", ["what", *(run.label for run in runs)], rows)
 
 
-def _facts_of(run: RunData) -> dict[str, str]:
+def _facts_of(run: RunRecord) -> dict[str, str]:
     """The settings and results of a run; "" where it has none."""
     metric = run.primary
     left_out = sum(len(record["left_out"]) for record in run.records)
@@ -226,7 +255,7 @@ def _facts_of(run: RunData) -> dict[str, str]:
         "seed": str(run.tables["run"].get("seed", "")),
         "device": str(run.environment.get("device", "")),
         "versions": ", ".join(versions),
-        "folder": str(run.path),
+        "folder": str(run.folder),
     }
 
 
@@ -237,18 +266,18 @@ def _described(table: Mapping[str, Any]) -> str:
     return f"{name} ({', '.join(f'{key} {value}' for key, value in options.items())})" if options else name
 
 
-def _traffic(run: RunData, way: str) -> str:
-    return size(float(np.nanmean(run.metric(way)))) if run.has(way) else ""
+def _traffic(run: RunRecord, way: str) -> str:
+    return size(float(np.nanmean(run.metric_or_nan(way)))) if run.has(way) else ""
 
 
-def _honest(run: RunData) -> str:
-    malicious = np.nan_to_num(run.metric("malicious")).any(0)
-    clients = listed([run.client_names[n] for n in np.flatnonzero(malicious)], 2 * NAMED)
+def _honest(run: RunRecord) -> str:
+    malicious = np.nan_to_num(run.metric_or_nan("malicious")).any(0)
+    clients = listed([run.client_titles[n] for n in np.flatnonzero(malicious)], 2 * NAMED)
     mean = _mean(run.final(run.primary.name)[~malicious], run.primary)
     return f"{mean or '–'}; malicious: {clients}" if clients else ""
 
 
-def _epsilon(run: RunData) -> str:
+def _epsilon(run: RunRecord) -> str:
     last = run.records[-1]["federation"] if run.records else {}
     if "epsilon" not in last:
         return ""
@@ -256,7 +285,7 @@ def _epsilon(run: RunData) -> str:
     return f"{last['epsilon']:.1f}; towards the server {last['epsilon_server']:.1f} (delta {delta})"
 
 
-def _pairs(first: RunData, pairs: Sequence[Paired]) -> Table:
+def _pairs(first: RunRecord, pairs: Sequence[Paired]) -> Table:
     rows, metric = [], first.primary
     for pair in pairs:
         gain = metric.gain(pair.difference, np.zeros(len(pair.difference)))
@@ -270,7 +299,7 @@ def _pairs(first: RunData, pairs: Sequence[Paired]) -> Table:
     return Table(f"Paired differences: {what}", head, rows, [note])
 
 
-def _notes(run: RunData) -> list[str]:
+def _notes(run: RunRecord) -> list[str]:
     """Remarks on the data, and on charts that are missing."""
     notes = [run.environment.get("data", ""), *run.environment.get("partition", [])]
     if not run.records:
@@ -280,9 +309,9 @@ def _notes(run: RunData) -> list[str]:
         notes.append(
             f"no checkpoint contains the masks{'' if ended else ' yet'}: no chart shows them by layer"
         )
-    notes.append(final.in_words(run.final_evaluation, run.client_names))
+    notes.append(final.in_words(run.final_evaluation, run.client_titles))
     if run.has(run.primary.name):
-        curves = run.metric(run.primary.name), run.metric("test_loss")
+        curves = run.metric_or_nan(run.primary.name), run.metric_or_nan("test_loss")
         notes += [still_rises(*curves, run.primary)]
         notes += [got_worse(*curves, run.primary)] if run.best is None else []
     return list(filter(None, notes))
@@ -308,15 +337,15 @@ def of_runs(runs: Runs) -> list[str | tuple[str, ...]]:
         sites = [lead, tuple(lines)] if lines else [lead] if lead else []
         without = [] if lead else _most_and_least(run)
         return [*_rivals(run), *sites, *_gain(run), *without, f"Cost: {_cost(run)}."]
-    measured = [run for run in runs if run.algorithm != "local" and run.gains is not None]
+    measured = [run for run in runs if run.algorithm != "local" and run.known_gains is not None]
     gains = [f"{run.label}: {' '.join([*_gain(run), *_rivals(run)])}" for run in measured]
     costs = "; ".join(f"{run.label}: {_cost(run)}" for run in runs)
     return [*_compared(runs), *gains, f"Cost. {costs}."]
 
 
-def _gain(run: RunData) -> list[str]:
+def _gain(run: RunRecord) -> list[str]:
     """How many gain over training alone, and how much."""
-    gains, metric = run.gains, run.primary
+    gains, metric = run.known_gains, run.primary
     if gains is None:
         mean = _mean(run.final(metric.name), metric)
         if not mean:
@@ -338,11 +367,11 @@ def _gain(run: RunData) -> list[str]:
     ]
 
 
-def _most_and_least(run: RunData) -> list[str]:
+def _most_and_least(run: RunRecord) -> list[str]:
     """Who gains most over training alone, and who does not, where there is no interval of a single client."""
-    if run.gains is None:
+    if run.known_gains is None:
         return []
-    gain, tested = run.gains.gain, run.sizes[1]
+    gain, tested = run.known_gains.gain, run.sizes[1]
     order = sorted(map(int, np.flatnonzero(~np.isnan(gain))), key=lambda n: -float(gain[n]))
     most = [n for n in order if gain[n] > EQUAL]
     least = [n for n in reversed(order) if gain[n] <= EQUAL]
@@ -359,26 +388,26 @@ def _most_and_least(run: RunData) -> list[str]:
     return [" ".join([*texts, *([] if least else ["Every client gains."]), doubt])]
 
 
-def _of_sites(run: RunData) -> of_rivals.OfSites:
+def _of_sites(run: RunRecord) -> of_rivals.OfSites:
     """Whether each client's model is better than what it has alone; nothing where it was not measured."""
     metric = run.primary
     if run.rivals is None or not run.has(metric.name):
         return of_rivals.OfSites("", [])
-    return of_rivals.of_sites(run.rivals, run.final(metric.name), run.client_names, run.sizes[1])
+    return of_rivals.of_sites(run.rivals, run.final(metric.name), run.client_titles, run.sizes[1])
 
 
-def _rivals(run: RunData) -> list[str]:
+def _rivals(run: RunRecord) -> list[str]:
     """Whether the models are better than what clients have alone; [] where it was not measured."""
     if run.rivals is None or not run.has(run.primary.name):
         return []
-    text = of_rivals.conclusion(run.rivals, run.final(run.primary.name), run.client_names)
+    text = of_rivals.conclusion(run.rivals, run.final(run.primary.name), run.client_titles)
     return [text] if text else []
 
 
-def _named(clients: Sequence[int], run: RunData) -> str:
+def _named(clients: Sequence[int], run: RunRecord) -> str:
     """Such as "client 3 +8.1, client 5 +6.0 and 2 more"."""
-    assert run.gains is not None
-    gain, names = run.gains.gain, run.client_names
+    assert run.known_gains is not None
+    gain, names = run.known_gains.gain, run.client_titles
     return listed([f"{names[n]} {run.primary.text(float(gain[n]), sign='+')}" for n in clients], NAMED)
 
 
@@ -386,7 +415,7 @@ def _points(pair: Paired) -> str:
     return f"{pair.metric.text(pair.mean, sign='+')}{' points' if pair.metric.fraction else ''}"
 
 
-def _cost(run: RunData) -> str:
+def _cost(run: RunRecord) -> str:
     """The rounds, their time and the bytes of one client."""
     rounds = f"{len(run.records)} rounds" + (f" in {span(sum(run.seconds))}" if run.seconds else "")
     if not run.has("bytes_up"):

@@ -4,19 +4,16 @@
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from copfl.charts import Chart, Dots, Heat, Line, Lines, Tree, Value, percent, series_of, values_of
+from copfl.charts import Chart, Dots, Heat, Line, Lines, Value, percent, series_of, values_of
 from copfl.experiment.analysis.gains import similar_first
-from copfl.experiment.survival import Observed
+from copfl.experiment.run_record import RunRecord
 from copfl.measures.metrics import ACCURACY, MetricInfo, metrics_of
 from copfl.report import contributions
-from copfl.report.choice import choice_table
-from copfl.report.rivals import means_table, note, sites_table
-from copfl.report.run_data import MODELS, RunData, Runs, paired
-from copfl.rivals.records import TITLES
+from copfl.report.paired import Runs, paired
 from copfl.stats import Numbers, mean_of_known, ranked
 from copfl.tables import Table, capital
 
@@ -36,13 +33,18 @@ CONTRIBUTIONS = {  # in audit.json, see copfl.audit
 }
 
 
-# One colour and symbol for each model, in every chart; samples of new clients have the next three.
+MODELS = {  # by the suffix of the metric
+    "": ("after training", "after local training"),
+    "_before": ("before training", "with the new global model, before local training"),
+    "_global": ("global model", "with the global model alone, as a new client would have it"),
+}
+
+# One colour and symbol for each model, in every chart.
 MODEL_STYLES = {"": 0, "_before": 1, "_global": 2, "alone": 3}
-SAMPLE_STYLES, SHARED_STYLE = 4, 7
-RIVAL_STYLES = 1
+SHARED_STYLE = 7
 
 
-def clients(run: RunData, runs: Runs) -> Iterator[Chart]:
+def clients(run: RunRecord, runs: Runs) -> Iterator[Chart]:
     """A dot per client and model, and one for local training if another run has it.
 
     Args:
@@ -61,12 +63,12 @@ def clients(run: RunData, runs: Runs) -> Iterator[Chart]:
         series.append(_model("alone", "local training only", metric, local.final(metric.name)))
         about += " Local training only: the same client in the run of the algorithm local."
     title = f"{capital(metric.title)} per client"
-    yield Dots("clients", title, about, run.client_names, metric.label, series, metric.unit)
+    yield Dots("clients", title, about, run.client_titles, metric.label, series, metric.unit)
 
 
-def gain(run: RunData) -> Iterator[Chart]:
+def gain(run: RunRecord) -> Iterator[Chart]:
     """Each client alone and with its personal model, in the order of the gain."""
-    metric, gains = run.primary, run.gains
+    metric, gains = run.primary, run.known_gains
     if gains is None:
         return
     order = [int(n) for n in np.argsort(gains.gain) if not np.isnan(gains.gain[n])]
@@ -85,172 +87,11 @@ def gain(run: RunData) -> Iterator[Chart]:
         f"{metric.text(gains.spread)}. Alone: local training on the same batches, with the same optimizer. "
         "Clients are ordered by their gain. A single client's gain may be chance, as its test samples are few."
     )
-    rows = [run.client_names[n] for n in order]
+    rows = [run.client_titles[n] for n in order]
     yield Dots("gain", "What each client gains", about, rows, metric.label, series, metric.unit)
 
 
-def rivals(run: RunData) -> Iterator[Chart]:
-    """Each client's model beside its constant answer and the models that it trains alone."""
-    metric, of_sites = run.primary, run.rivals
-    if of_sites is None or not run.has(metric.name):
-        return
-    personal = run.final(metric.name)
-    order = [int(n) for n in np.argsort(of_sites.gain(personal)) if not np.isnan(of_sites.gain(personal)[n])]
-    if not order:
-        return
-    series = [_model("", "personal model, after training", metric, personal[order])]
-    alone = {TITLES[name]: values.tested[metric.name][order] for name, values in of_sites.values.items()}
-    series += series_of(alone, metric.factor, first=RIVAL_STYLES)
-    about = f"{note(of_sites)} Clients are ordered by their gain over {TITLES[of_sites.chosen]}."
-    names = [run.client_names[n] for n in order]
-    yield Dots("rivals", "What each client has alone", about, names, metric.label, series, metric.unit)
-
-
-def rival_tables(runs: Runs) -> list[Table]:
-    """The means of the rivals, and their values at each client."""
-    shown = []
-    for run in runs:
-        if run.rivals is not None and run.has(run.primary.name):
-            tables = (
-                *([] if run.choice is None else [choice_table(run.choice)]),
-                means_table(run.rivals),
-                sites_table(run.rivals, run.final(run.primary.name), run.client_names),
-            )
-            shown += [
-                t._replace(title=f"{t.title}: {run.label}" if len(runs) > 1 else t.title) for t in tables
-            ]
-    return shown
-
-
-def new(run: RunData) -> Iterator[Chart]:
-    """Clients that did not train: a dot for each number of their samples, and for training alone."""
-    if run.new is None:
-        return
-    accuracies = {f"{name} sample{'s' * (name != '1')}": values for name, values in run.new.accuracy.items()}
-    series = series_of(accuracies, run.primary.factor, first=SAMPLE_STYLES)
-    series.append(_model("alone", "alone, all samples", run.primary, run.new.alone["all"]))
-    about = (
-        "Clients that did not train, fitted after the last round by the algorithm's own local update with 1, "
-        "5 or all of their samples. Alone: the same without the federation."
-    )
-    names = [run.client_names[n] for n in run.new.clients]
-    yield Dots("new", "New clients", about, names, run.primary.label, series, run.primary.unit)
-
-
-def probabilities(run: RunData) -> Iterator[Chart]:
-    """Accuracy by the probability of the answer, and each client's log loss beside class frequencies'."""
-    calibration = run.probabilities
-    if calibration is None or not calibration.calibration or not run.records:
-        return
-    if len(calibration.log_loss) != len(run.client_names):
-        raise ValueError("probabilities.json has another number of clients")
-    bins = calibration.calibration
-    confidence = [100 * one.confidence for one in bins]
-    about = (
-        "Test samples of all clients by the probability that their models give to the answer. Where "
-        "probabilities mean what they say, the curve is on the diagonal; below it, models are too certain."
-    )
-    lines = [
-        Line(
-            "models", [100 * one.accuracy for one in bins], remarks=[f"{one.samples} samples" for one in bins]
-        ),
-        Line("as they say", confidence, colour=1, dash=1),
-    ]
-    title, x_title = "Calibration", "probability of the answer, %"
-    yield Lines("calibration", title, about, confidence, "accuracy, %", lines, " %", x_title=x_title)
-    about = (
-        "The log loss of each client's model on its test samples, lower is better. A model right of the "
-        "frequencies of the classes in the client's training samples has probabilities that are worth nothing."
-    )
-    series = [
-        Line("personal model", values_of(calibration.log_loss), symbol=0),
-        Line("class frequencies", values_of(calibration.reference), colour=1, symbol=1),
-    ]
-    yield Dots("log-loss", "Log loss per client", about, run.client_names, "log loss", series, digits=3)
-
-
-def survival(run: RunData) -> Iterator[Chart]:
-    """Kaplan and Meier's curves by predicted risk and per client, the calibration, and each client's Brier score."""
-    found = run.survival
-    if found is None or not run.records:
-        return
-    if len(found.brier) != len(run.client_names):
-        raise ValueError("survival.json has another number of clients")
-    if curves := [one for one in found.thirds if one.times]:
-        about = (
-            "Test samples of all clients without an event, by Kaplan and Meier, in thirds by the risk that each "
-            "client's model predicts among its own; the bands are 95 % intervals. Where the risk orders the events, "
-            "the curves are apart."
-        )
-        end = max(one.times[-1] for one in curves)
-        lines = [_stairs(one, end, place) for place, one in enumerate(curves)]
-        title, x_title = "Survival by predicted risk", "time"
-        x = sorted({time for line in lines for time in line.x})
-        yield Lines("kaplan-meier", title, about, x, "without an event, %", lines, " %", x_title=x_title)
-    if curves := [one for one in found.sites if one.times]:
-        some = f"the {len(curves)} largest clients" if len(run.client_names) > len(curves) else "each client"
-        about = (
-            f"All samples of {some} without an event, by Kaplan and Meier. Where the curves are apart, the "
-            "clients' hazards differ, whatever the model; each client has a baseline hazard of its own."
-        )
-        end = max(one.times[-1] for one in curves)
-        lines = [
-            _stairs(one._replace(name=run.client_names[int(one.name)]), end, place)._replace(low=(), high=())
-            for place, one in enumerate(curves)
-        ]
-        x = sorted({time for line in lines for time in line.x})
-        title, x_title = "Survival per client", "time"
-        yield Lines(
-            "kaplan-meier-clients", title, about, x, "without an event, %", lines, " %", x_title=x_title
-        )
-    if (calibration := found.calibration) is not None:
-        about = (
-            "Test samples of all clients in groups by the probability of an event that each client's model predicts "
-            f"by the time {calibration.horizon:g}, the median time of the training samples' events. Observed is Kaplan "
-            "and Meier's share with its 95 % interval. Where probabilities mean what they say, the curve is on the "
-            f"diagonal; the mean distance is {100 * calibration.error:.1f} points."
-        )
-        predicted, observed, low, high = (
-            [100 * value for value in column] for column in list(zip(*calibration.groups, strict=True))[1:]
-        )
-        remarks = [f"{group.samples} samples" for group in calibration.groups]
-        lines = [
-            Line("models", observed, low, high, remarks),
-            Line("as they say", predicted, colour=1, dash=1),
-        ]
-        title, x_title = "Calibration at a horizon", "predicted probability of the event, %"
-        yield Lines(
-            "calibration-horizon", title, about, predicted, "observed, %", lines, " %", x_title=x_title
-        )
-    if np.isfinite(found.brier).any():
-        about = (
-            "The integrated Brier score of each client's model on its test samples, lower is better. A model right of "
-            "Kaplan and Meier's curve of the client's training samples, which is the same for all, has probabilities "
-            "that are worth nothing."
-        )
-        series = [
-            Line("personal model", values_of(found.brier), symbol=0),
-            Line("Kaplan-Meier", values_of(found.reference), colour=1, symbol=1),
-        ]
-        yield Dots(
-            "brier", "Brier score per client", about, run.client_names, "Brier score", series, digits=3
-        )
-
-
-def _stairs(one: Observed, end: float, place: int) -> Line:
-    """The curve with both ends of every step, in %."""
-
-    def both(values: Sequence[float]) -> list[float]:
-        """From the values after each time, those before and after it, from all at the start to the end."""
-        steps = [100.0, *(100 * value for value in values)]
-        return [value for value in steps for _ in range(2)]
-
-    x = [0.0, *(time for time in one.times for _ in range(2)), end]
-    y, low, high = (both(values) for values in (one.survival, one.low, one.high))
-    return Line(f"{one.name}, {one.samples} samples", y, low, high, colour=place, x=x)
-
-
-def similar(run: RunData) -> Iterator[Chart]:
+def similar(run: RunRecord) -> Iterator[Chart]:
     """Every model on every client's samples, and the similarity of masks and labels, in one order."""
     if run.analysis is None or len(run.analysis.cross.clients) < 2:
         return
@@ -259,7 +100,7 @@ def similar(run: RunData) -> Iterator[Chart]:
         (metric_there for metric_there in metrics_of(run.environment) if metric_there.name == name), None
     )
     order = similar_first(table, metric or ACCURACY)
-    names = [run.client_names[clients[index]] for index in order]
+    names = [run.client_titles[clients[index]] for index in order]
 
     def heat(
         name: str, title: str, about: str, table: Numbers, of: tuple[str, str], unit: MetricInfo = ACCURACY
@@ -288,10 +129,10 @@ def similar(run: RunData) -> Iterator[Chart]:
         yield heat("label-overlap", "Similarity of the labels", about, table, ("client", "client"))
 
 
-def scores(run: RunData) -> Iterator[Chart]:
+def scores(run: RunRecord) -> Iterator[Chart]:
     """Weights over time, and the two scores that determine them."""
     for metric, meaning in SCORES.items():
-        values, what = run.metric(metric), metric.replace("_", " ")
+        values, what = run.metric_or_nan(metric), metric.replace("_", " ")
         known = values[~np.isnan(values)]
         if not len(known) or (metric == "weight" and np.ptp(known) < 1e-9):  # all clients have equal weights
             continue
@@ -303,7 +144,7 @@ def scores(run: RunData) -> Iterator[Chart]:
             name=metric,
             title=f"{what.capitalize()} by round",
             about=f"{meaning}. A stroke where a client did not take part.",
-            rows=run.client_names,
+            rows=run.client_titles,
             columns=[str(number) for number in run.rounds],
             values=[values_of(row) for row in values.T],
             what=what,
@@ -314,7 +155,7 @@ def scores(run: RunData) -> Iterator[Chart]:
         )
 
 
-def benefit(run: RunData) -> Iterator[Chart]:
+def benefit(run: RunRecord) -> Iterator[Chart]:
     """The benefit of each client to the others, of a run that measured it."""
     if (reported := contributions_of(run)) is not None:
         yield contributions.chart(reported)
@@ -327,11 +168,13 @@ def contributed(runs: Runs) -> list[Table]:
     return [t._replace(title=f"{t.title}: {run.label}") if len(runs) > 1 else t for run, t in tables]
 
 
-def contributions_of(run: RunData) -> contributions.Contributions | None:
-    return contributions.contributions(run.records, run.client_names, run.sizes[0], run.gains, run.primary)
+def contributions_of(run: RunRecord) -> contributions.Contributions | None:
+    return contributions.contributions(
+        run.records, run.client_titles, run.sizes[0], run.known_gains, run.primary
+    )
 
 
-def audit(run: RunData) -> Iterator[Chart]:
+def audit(run: RunRecord) -> Iterator[Chart]:
     """Each client's rank by weight and by contribution, and the contributions, of an audited run."""
     if run.audit is None:
         return
@@ -353,7 +196,7 @@ def audit(run: RunData) -> Iterator[Chart]:
     yield Dots("audit-values", title, about, rows, f"gain{metric.points}", series, unit, zero=True)
 
 
-def by_layer(run: RunData) -> Iterator[Chart]:
+def by_layer(run: RunRecord) -> Iterator[Chart]:
     """The personal fraction of each layer per client, and the fraction that all clients share."""
     masks = run.masks
     if masks is None:
@@ -365,7 +208,7 @@ def by_layer(run: RunData) -> Iterator[Chart]:
         about=f"After round {masks.round}: the personal fraction of each layer, per client; layers are in "
         "the order of the model, with their numbers of parameters.",
         rows=rows,
-        columns=[name.removeprefix("client ") for name in run.client_names],
+        columns=[name.removeprefix("client ") for name in run.client_titles],
         values=[percent(row) for row in masks.fraction.T],
         what="personal parameters",
         x_title="client",
@@ -456,48 +299,6 @@ def cost(runs: Runs) -> list[Chart]:
     return [*_curves(runs, traffic, ways), *_curves(runs, seconds, {"seconds": "seconds"})]
 
 
-def trees(run: RunData) -> Iterator[Chart]:
-    """Which columns count, how the answer depends on the first ones, and the first tree."""
-    found = run.trees
-    if found is None or not run.records:
-        return
-    about = (
-        "Gain: of the splits of the shared trees, as a part of all gains. Shuffled: by how much the loss of a site's "
-        "own test rows grows when the column is shuffled among them, mean over sites."
-    )
-    names = [one.column for one in found.importance]
-    gain = Dots(
-        "tree-gain", "Importance of the columns: gain", about, names, "part of all gains, %", [], " %"
-    )
-    growth = Dots(
-        "tree-shuffled", "Importance of the columns: shuffled", about, names, "growth of the loss", []
-    )
-    yield gain._replace(
-        series=[Line("gain", percent([one.gain for one in found.importance]))], zero=True, row_title="column"
-    )
-    if np.isfinite([one.permuted for one in found.importance]).any():
-        series = [Line("shuffled", values_of([one.permuted for one in found.importance]))]
-        yield growth._replace(series=series, zero=True, row_title="column", digits=4)
-    about = "The mean answer for all test rows, each by its site's model, if the column had this value in all of them."
-    for place, one in enumerate(found.dependence, 1):
-        name, title = f"tree-dependence-{place}", f"Dependence on {one.column}"
-        lines = [Line(of, values_of(y), colour=n, dash=n % 4) for n, (of, y) in enumerate(one.answers)]
-        if one.is_number:
-            x = [float(value) for value in one.values]
-            yield Lines(name, title, about, x, "mean answer", lines, digits=3, x_title=one.column)
-        else:
-            yield Dots(
-                name, title, about, list(one.values), "mean answer", lines, digits=3, row_title=one.column
-            )
-    if found.first:
-        about = (
-            "A row goes to the left where the answer is yes. A leaf adds its number to a value, to the log odds, or to "
-            "the score of the first of several classes. Below a question with … are further ones."
-        )
-        labels, parents, levels, places = zip(*found.first, strict=True)
-        yield Tree("first-tree", "The first tree", about, labels, parents, levels, places)
-
-
 def _curves(runs: Runs, chart: Lines, metrics: Mapping[str, str]) -> list[Chart]:
     """The chart with a line per run and metric, given with their labels; none where nothing was recorded.
 
@@ -518,23 +319,23 @@ def _curves(runs: Runs, chart: Lines, metrics: Mapping[str, str]) -> list[Chart]
     return [chart._replace(about=about, x=rounds, lines=lines)] if lines else []
 
 
-def _line(run: RunData, metric: str, band: bool) -> Line:
+def _line(run: RunRecord, metric: str, band: bool) -> Line:
     """A metric by round; of the clients the mean, fractions in percent, with a band and the worst client."""
     if metric == "seconds":
         return Line(metric, run.seconds)
     if not run.has(metric):
-        return Line(metric, percent(run.federation(metric)))
+        return Line(metric, percent(run.federation_metric(metric)))
     if metric.startswith("bytes"):
-        return Line(metric, values_of(mean_of_known(run.metric(metric), axis=1) / 1000))
+        return Line(metric, values_of(mean_of_known(run.metric_or_nan(metric), axis=1) / 1000))
     info = run.primary if metric.startswith(run.primary.name) else ACCURACY
     end, find = ("lowest", np.nanargmin) if info.higher_is_better else ("highest", np.nanargmax)
     remarks = []
-    for row in run.metric(metric):
+    for row in run.metric_or_nan(metric):
         worst = None if np.isnan(row).all() else int(find(row))
         remarks.append(
-            "" if worst is None else f"{end}: {run.client_names[worst]}, {info.text(row[worst])}{info.unit}"
+            "" if worst is None else f"{end}: {run.client_titles[worst]}, {info.text(row[worst])}{info.unit}"
         )
-    values = info.factor * run.metric(metric)
+    values = info.factor * run.metric_or_nan(metric)
     line = Line(metric, values_of(mean_of_known(values, axis=1)), remarks=remarks)
     if not band:
         return line
@@ -547,7 +348,7 @@ def _line(run: RunData, metric: str, band: bool) -> Line:
 def data(runs: Runs) -> Iterator[Chart]:
     """Training samples of each class; runs with the same partition have one chart."""
     for number, run in enumerate(runs, 1):
-        alike = [other.label for other in runs if other.partition == run.partition]
+        alike = [other.label for other in runs if other.partition.fingerprint == run.partition.fingerprint]
         if run.label_counts is None or run.label != alike[0]:
             continue
         common = len(alike) == len(runs)
@@ -560,7 +361,7 @@ def data(runs: Runs) -> Iterator[Chart]:
             title="Training samples by class" + ("" if common else f": {', '.join(alike)}"),
             about="The number of training samples of each class per client; a stroke where there are none. A "
             f"client has {train} training and {test} test samples.",
-            rows=run.client_names,
+            rows=run.client_titles,
             columns=[str(name) for name in run.environment["classes"]],
             values=[[float(count) if count else None for count in row] for row in run.label_counts.tolist()],
             what="samples",
@@ -574,7 +375,7 @@ def per_class(runs: Runs) -> list[Table]:
     """Of each class: the clients that have it, its samples, and the accuracy of the personal models on it."""
     tables = []
     for run in runs:
-        alike = [other for other in runs if other.partition == run.partition]
+        alike = [other for other in runs if other.partition.fingerprint == run.partition.fingerprint]
         tested = [other for other in alike if other.analysis is not None and other.analysis.cross.per_class]
         if run.label_counts is None or run is not alike[0]:
             continue

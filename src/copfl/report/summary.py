@@ -14,28 +14,22 @@ import numpy as np
 
 from copfl.core.evaluation import VALIDATED
 from copfl.data.clients.groups import names_of_clients
-from copfl.errors import how_to_set
-from copfl.experiment import final, probabilities, survival
+from copfl.errors import how_to_set, with_code
+from copfl.experiment.analysis import against_rivals as of_rivals
+from copfl.experiment.analysis.against_rivals import against
 from copfl.experiment.analysis.convergence import got_worse, still_rises
 from copfl.experiment.analysis.gains import Gains, constant_text
 from copfl.experiment.coefficients import table as coefficients_table
-from copfl.experiment.first_run import file as choice_file
 from copfl.experiment.folder import BASELINE
-from copfl.experiment.models.new_clients import UPDATES, NewClients
 from copfl.experiment.progress import span
-from copfl.measures.metrics import ACCURACY, MetricInfo
+from copfl.experiment.verdict import sentences as verdict_sentences
 from copfl.report import contributions
-from copfl.report import rivals as of_rivals
-from copfl.report.choice import choice_table
-from copfl.report.rivals import against
-from copfl.rivals import file as rivals_file
 from copfl.rivals.records import CONSTANT, TITLES
 from copfl.settings.schema import SELECTION
 from copfl.stats import Numbers, mean_of_known, over_clients, unknown_reason
 from copfl.tables import RULE, Table, as_text, capital, number, plain
 
 if TYPE_CHECKING:
-    from copfl.data.clients.federation import FederatedData
     from copfl.experiment.result import Result
 
 MODELS = {"global": "_global", "personal": ""}  # column, suffix of the metric
@@ -57,13 +51,12 @@ COLUMNS = (
 )
 # Left out in a narrow terminal, in this order.
 OPTIONAL = ("test", "classes", "train", "global", "weight", "alone", "verdict", "constant")
-NAME = 20  # characters of a client's name
 ROWS = 30  # of more clients than this, only the worst are shown
 
 
 def as_json(result: Result) -> dict[str, Any]:
     """The final evaluation of every client, the means, and the folder of the run."""
-    last, malicious, federation = _final(result), _malicious(result), result.experiment.federation
+    last, malicious, federation = _final(result), result.malicious, result.experiment.federation
     content: dict[str, Any] = {
         "folder": None if result.folder is None else str(result.folder),
         "rounds": len(result.records),
@@ -85,27 +78,14 @@ def as_json(result: Result) -> dict[str, Any]:
         content["alone"], content["gain"], content["constant"] = gains.alone, gains.gain, gains.constant
         content["share_that_gains"], content["worst_tenth"] = gains.share, gains.worst
         content["spread"], content["advice"] = gains.spread, advice(result)
-    if result.rivals is not None:
-        content["rivals"] = rivals_file.as_json(result.rivals)
-        content["rivals"]["verdicts"] = of_rivals.verdicts(result.rivals, last[result.primary.name])
-        content["rivals"]["conclusion"] = _against_rivals(result)
-    if result.choice is not None:
-        content["choice"] = choice_file.as_json(result.choice)
     if (contributed := _contributions(result)) is not None:
         content["contributions"] = contributions.as_json(contributed)
     if (coefficients := result.coefficients) is not None:
         content["coefficients"] = [one._asdict() for one in coefficients.coefficients]
         content["spreads"] = [one._asdict() for one in coefficients.spreads]
         content["converged"] = coefficients.converged
-    if result.probabilities is not None:
-        content["probabilities"] = probabilities.as_json(result.probabilities)
-    if result.final_evaluation is not None:
-        content["evaluated_at_the_end"] = result.final_evaluation.clients
-        content["never_trained"] = result.final_evaluation.never_trained
-    if result.survival is not None:
-        content["survival"] = survival.as_json(result.survival)
-    if result.new_clients is not None:
-        content["new_clients"] = result.new_clients._asdict()
+    for finding, found in result.found():
+        content |= finding.summary_of(found, result)
     return dict(plain({**content, "clients": last}))
 
 
@@ -119,6 +99,10 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
     """
     experiment = result.experiment
     width = shutil.get_terminal_size((100, 24)).columns if out.isatty() else 100
+    if result.verdict is not None:
+        for line in verdict_sentences(result.verdict, result.check):
+            print(textwrap.fill(line, width), file=out)
+        print(file=out)
     models = "global: the global model; personal: the client's model after local training."
     notes, gains = [models], result.gains
     if gains is not None:
@@ -140,12 +124,8 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
         worst = "lowest" if result.primary.higher_is_better else "highest"
         notes.insert(0, f"The {ROWS} clients with the {worst} {result.primary.title} {of_all}")
     notes += [_selection(result), _found_rounds(result), *_others(result)]
-    if text := final.in_words(result.final_evaluation, client_names(experiment.federation)):
-        notes.append(f"{capital(text)}.")
-    if result.probabilities is not None:
-        notes += probabilities.in_words(result.probabilities, client_names(experiment.federation))
-    if result.survival is not None:
-        notes += survival.in_words(result.survival)
+    for finding, found in result.found():
+        notes += finding.sentences(found, result)
     if text := still_rises(*_honest_curves(result), result.primary):
         notes.append(f"{capital(text)}.")
     if experiment.settings.select == "last" and (text := got_worse(*_honest_curves(result), result.primary)):
@@ -163,22 +143,19 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
     remarks = (experiment.federation.dataset.note, *experiment.federation.partition.notes)
     notes += [f"Data: {note}." for note in remarks if note]
     print(as_text(_table(result, width)._replace(notes=notes), width), file=out)
-    if result.new_clients is not None:
-        table = new_clients_table(result.new_clients, result.primary, client_names(experiment.federation))
+    for table in (table for finding, found in result.found() for table in finding.tables(found, result)):
         print(f"\n{as_text(table, width)}", file=out)
-    if result.choice is not None:
-        print(f"\n{as_text(choice_table(result.choice), width)}", file=out)
-    if result.rivals is not None:
-        print(f"\n{as_text(of_rivals.means_table(result.rivals), width)}", file=out)
     if (coefficients := result.coefficients) is not None:
         print(f"\n{as_text(coefficients_table(coefficients), width)}\n", file=out)
     if (contributed := _contributions(result)) is not None:
         print(f"\n{as_text(contributions.table(contributed), width)}", file=out)
-    if (of_honest := honest_gains(result)) is not None and (comparison := conclusion(of_honest)):
+    has_verdict = result.verdict is not None  # which has more evidence than the test rows alone
+    of_honest = None if has_verdict else honest_gains(result)
+    if of_honest is not None and (comparison := conclusion(of_honest)):
         print(f"\n{textwrap.fill(comparison, width)}\n", file=out)
-    if comparison := _against_rivals(result):
+    if not has_verdict and (comparison := _against_rivals(result)):
         print(f"{textwrap.fill(comparison, width)}\n", file=out)
-    for line in _by_site(result):
+    for line in () if has_verdict else _by_site(result):
         indent = "  " if line.startswith("- ") else ""
         print(textwrap.fill(line, width, subsequent_indent=indent), file=out)
     if comparison := advice(result):
@@ -192,9 +169,9 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
 
 def _table(result: Result, width: int) -> Table:
     experiment, gains, metric, rivals = result.experiment, result.gains, result.primary, result.rivals
-    last, malicious = _final(result), _malicious(result)
+    last, malicious = _final(result), result.malicious
     data, partition = experiment.federation.dataset, experiment.federation.partition
-    names = client_names(experiment.federation)
+    names = result.short_names
     names = [f"{name} malicious" if bad else name for name, bad in zip(names, malicious, strict=True)]
     new = set(experiment.settings.split_clients[1].tolist())
     names = [f"{name} new" if n in new else name for n, name in enumerate(names)]
@@ -243,14 +220,8 @@ def _table(result: Result, width: int) -> Table:
 def _contributions(result: Result) -> contributions.Contributions | None:
     federation = result.experiment.federation
     samples = [len(train_samples) for train_samples in federation.partition.train]
-    names = client_names(federation)
+    names = result.short_names
     return contributions.contributions(result.records, names, samples, result.gains, result.primary)
-
-
-def client_names(federation: FederatedData) -> list[str]:
-    """The numbers of the clients, with the names of their groups where each has one of its own."""
-    names = enumerate(names_of_clients(federation.dataset, federation.partition))
-    return [name if name == str(n) else f"{n} ({name[:NAME]})" for n, name in names]
 
 
 def conclusion(gains: Gains) -> str:
@@ -281,8 +252,8 @@ def _against_rivals(result: Result) -> str:
     """The verdict against what clients have alone; "" where there are no rivals."""
     if result.rivals is None:
         return ""
-    names = client_names(result.experiment.federation)
-    return of_rivals.conclusion(result.rivals, _of_honest(result), names)
+    names = result.short_names
+    return of_rivals.conclusion(result.rivals, result.of_honest, names)
 
 
 def _by_site(result: Result) -> list[str]:
@@ -291,13 +262,8 @@ def _by_site(result: Result) -> list[str]:
         return []
     federation = result.experiment.federation
     tested = [len(rows) for rows in federation.partition.test]
-    lead, lines = of_rivals.of_sites(result.rivals, _of_honest(result), client_names(federation), tested)
+    lead, lines = of_rivals.of_sites(result.rivals, result.of_honest, result.short_names, tested)
     return [lead, *(f"- {line}" for line in lines), ""] if lead else []
-
-
-def _of_honest(result: Result) -> Numbers:
-    """The primary metric of each client's model; nan of the clients of a simulated attack."""
-    return np.where(_malicious(result), np.nan, result.final(result.primary.name))
 
 
 def advice(result: Result) -> str:
@@ -313,13 +279,14 @@ def advice(result: Result) -> str:
     data = f" -d {e.run.data.name}" if e.run.data.name else ""
     tries = [f"`copfl choose{data}` with the options of this run finds out whether any method is better here"]
     if result.folder is not None and still_rises(*_honest_curves(result), result.primary):
-        more = f"`copfl resume {result.folder} --rounds {2 * e.settings.rounds}`"
+        more = f"`copfl resume {result.folder} --rounds {2 * e.settings.rounds}{with_code()}`"
         tries.append(f"the values still rise: {more} trains on")
     # Not `-a local`: it has one epoch and no add-ons, and the values of this run have those of its algorithm.
     as_here = "train alone with `-a local`, for as many epochs and with the add-ons of this run"
     if result.folder is not None and data:
         as_here = (
-            f"`copfl run -c {result.folder / BASELINE}/run.toml` trains alone as here and keeps the models"
+            f"`copfl run -c {result.folder / BASELINE}/run.toml{with_code()}` trains alone as here and keeps the "
+            "models"
         )
     return f"{verdict} To try: {'; '.join(tries)}. If none is, {as_here}."
 
@@ -376,34 +343,15 @@ def _others(result: Result) -> list[str]:
     return notes
 
 
-def new_clients_table(new: NewClients, metric: MetricInfo = ACCURACY, names: Sequence[str] = ()) -> Table:
-    """The new clients' primary metric by the number of their samples, and training alone.
-
-    Args:
-        new: What was measured with them.
-        metric: The primary one of the run.
-        names: Of all clients.
-    """
-    accuracies = [values for name in new.accuracy for values in (new.accuracy[name], new.alone[name])]
-    rows = [
-        [names[n] if names else str(n), *(metric.text(float(values[row])) for values in accuracies)]
-        for row, n in enumerate(new.clients)
-    ]
-    means = ["mean", *(metric.text(float(mean_of_known(values))) for values in accuracies)]
-    head = [title for name in new.accuracy for title in (f"{name} sample{'s' * (name != '1')}", "alone")]
-    note = f"Fitted after the last round, by {UPDATES} local updates; alone: the same without the federation."
-    return Table(f"New clients: {metric.in_unit}", ["client", *head], [*rows, RULE, means], [note])
-
-
 def _columns(width: int, client: int, left_out: Sequence[str]) -> tuple[list[str], int]:
     """The columns that fit into this width, and the room for the names of classes; numbers are never cut."""
     widest = {"client": client, "rival": 7, "verdict": len(of_rivals.NO_USE)}
     sizes = {name: max(len(name), 5, widest.get(name, 0)) + 2 for name in COLUMNS}
     names = [name for name in COLUMNS if name not in left_out]
-    for name in OPTIONAL:
+    for name in (name for name in OPTIONAL if name not in left_out):
         if sum(sizes[name] for name in names) <= width:
             break
-        names.remove(name)
+        names = [other for other in names if other != name]
     return names, max(5, width - sum(sizes[name] for name in names if name != "classes") - 2)
 
 
@@ -423,15 +371,10 @@ def _final(result: Result) -> dict[str, Numbers]:
     return {name: result.final(name) for name in (*evaluated, "weight")}
 
 
-def _malicious(result: Result) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which clients the simulation attacks with."""
-    return np.asarray(np.nan_to_num(result.latest("malicious")) > 0)
-
-
 def _honest_curves(result: Result) -> tuple[Numbers, Numbers]:
     """The primary metric and the loss on test samples by round, of all but the clients of a simulated attack."""
     names = result.primary.name, "test_loss"
-    of_metric, of_loss = (result.metric_or_nan(name)[:, ~_malicious(result)] for name in names)
+    of_metric, of_loss = (result.metric_or_nan(name)[:, ~result.malicious] for name in names)
     return of_metric, of_loss
 
 
@@ -439,7 +382,7 @@ def honest_gains(result: Result) -> Gains | None:
     """The gains of all but the clients of a simulated attack, which alone trained on right labels."""
     if result.gains is None:
         return None
-    personal = np.where(_malicious(result), np.nan, result.gains.personal)
+    personal = np.where(result.malicious, np.nan, result.gains.personal)
     return result.gains._replace(personal=personal)
 
 

@@ -3,6 +3,8 @@
 A run asks before it trains rivals, and says the time.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -42,6 +44,11 @@ class Effort(NamedTuple):
     forest: int  # trees; 0: no forest
     boosted: int  # trees of each class; 0: none
     seconds: float  # that all sites take, about
+    boosting: float = 0.0  # of them, those of boosted trees
+
+    def without_boosting(self) -> Effort:
+        """The same, without boosted trees."""
+        return self._replace(boosted=0, seconds=self.seconds - self.boosting, boosting=0.0)
 
 
 def effort_of(rows: Sequence[int], columns: int, outputs: int, *, values: bool, trees: bool) -> Effort:
@@ -59,7 +66,10 @@ def effort_of(rows: Sequence[int], columns: int, outputs: int, *, values: bool, 
 
     def linear(penalties: int) -> float:
         fits = FOLDS * (1 if values else penalties)  # a ridge regression tries all of its own at once
-        return float(np.sum((fits + 1) * FIT + FIT_NUMBER * columns * outputs * (fits * validated + sizes)))
+        known = (
+            columns if values else np.minimum(columns, sizes)
+        )  # of more columns than rows, as many as rows
+        return float(np.sum((fits + 1) * FIT + FIT_NUMBER * known * outputs * (fits * validated + sizes)))
 
     penalties: tuple[float, ...] = ()
     if linear(len(PENALTIES)) <= LINEAR_SECONDS:
@@ -77,7 +87,8 @@ def effort_of(rows: Sequence[int], columns: int, outputs: int, *, values: bool, 
     boost = float(np.sum(np.where(leaves < 2, 0, BOOST + BOOST_NUMBER * leaves * columns))) * outputs
     boost *= FOLDS + 1
     forest, boosted = _trees(FOREST_SECONDS, tree), _trees(BOOSTED_SECONDS, boost)
-    return Effort(penalties, forest, boosted, seconds + forest * tree + boosted * boost)
+    total = seconds + forest * tree + boosted * boost
+    return Effort(penalties, forest, boosted, total, boosted * boost)
 
 
 def effort_of_survival(rows: Sequence[int], columns: int) -> Effort:

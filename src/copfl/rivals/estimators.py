@@ -22,6 +22,7 @@ RIDGE = tuple(
     np.logspace(-2, 4, 7).tolist()
 )  # penalties of a ridge regression, chosen by leaving one row out
 STEPS = 1_000  # of the solver of a logistic regression at most
+PARTS = (0.05, 0.1, 0.2, 0.4, 1.0)  # of the boosted trees, among which the cross-validation chooses, and none
 STEP = 10.0  # learning rate of boosted trees times their number: scikit-learn's 0.1 of 100 trees
 
 
@@ -84,31 +85,58 @@ def constant(problem: Problem) -> Answers:
 
 def linear(problem: Problem, penalties: Sequence[float]) -> Answers:
     """A logistic regression whose penalty the cross-validation chooses by log loss, or a ridge regression."""
-    from sklearn.linear_model import LogisticRegression, RidgeCV
+    from sklearn.linear_model import RidgeCV
 
     if not problem.classes:
-        return _cross_validated(problem, _fit_of(lambda x: _scaled(x, RidgeCV(RIDGE)), 0), VALIDATED_ROWS)
+        return _cross_validated(
+            problem, _fit_of(lambda x, y: _scaled(x, RidgeCV(RIDGE)).fit(x, y), 0), VALIDATED_ROWS
+        )
     if not penalties:
         raise ValueError("there is no penalty")
-    fits = [
-        _fit_of(partial(_scaled, model=LogisticRegression(C=penalty, max_iter=STEPS)), problem.classes)
-        for penalty in penalties
-    ]
+    fits = [_fit_of(partial(_logistic, penalty=penalty), problem.classes) for penalty in penalties]
     answers = np.stack([_out_of_fold(problem, fit, VALIDATED_ROWS) for fit in fits])
     known = np.flatnonzero(~np.isnan(answers[0]).any(1))
-    losses = np.stack(
-        [surprises(answer[known], problem.y[known]) for answer in answers]
-    )  # [penalties, known]
-    chosen = fits[int(losses.mean(1).argmin())] if len(known) else fits[0]
-    # A row is answered with the penalty that the other folds choose, so that its own target has no say.
-    validated = answers[0].copy()
+    losses = np.stack([surprises(answer[known], problem.y[known]) for answer in answers])
     unit = None if problem.unit is None else problem.unit[known]
-    folds = folds_of(len(known), problem.seed, unit)
+    validated, best = _by_other_folds(answers, losses, known, folds_of(len(known), problem.seed, unit))
+    return Answers(validated, fits[best](problem.x, problem.y))
+
+
+def _by_other_folds(answers: Array, losses: Array, known: Array, folds: Array) -> tuple[Array, int]:
+    """The answers of the setting that the other folds choose, so that a row's own target has no say; and the best one.
+
+    Args:
+        answers: [settings, n, ...], of models that did not see the row.
+        losses: [settings, known].
+        known: The rows that have answers.
+        folds: [known].
+    """
+    validated = answers[0].copy()
     for fold in np.unique(folds).tolist():
         others = losses[:, folds != fold]
         best = int(others.mean(1).argmin()) if others.size else 0
         validated[known[folds == fold]] = answers[best][known[folds == fold]]
-    return Answers(validated, chosen(problem.x, problem.y))
+    return validated, int(losses.mean(1).argmin()) if len(known) else 0
+
+
+def _logistic(x: Any, y: Array, penalty: float) -> Any:
+    """A logistic regression behind a scaling, in the space of its rows where these are fewer than its columns.
+
+    Its coefficients are sums of rows, so nothing else could lower its loss; images have more numbers than a site has
+    rows.
+    """
+    from scipy.sparse import issparse
+    from sklearn.linear_model import LogisticRegression
+
+    pipeline = _scaled(x, LogisticRegression(C=penalty, max_iter=STEPS))
+    if issparse(x) or x.shape[1] <= x.shape[0]:
+        return pipeline.fit(x, y)
+    scaler, model = (step for _, step in pipeline.steps)
+    scaled = scaler.fit_transform(x)
+    basis = np.linalg.svd(scaled, full_matrices=False)[2]  # [rows, columns]
+    model.fit(scaled @ basis.T, y)
+    model.coef_, model.n_features_in_ = model.coef_ @ basis, x.shape[1]
+    return pipeline
 
 
 def forest(problem: Problem, trees: int) -> Answers:
@@ -126,7 +154,9 @@ def forest(problem: Problem, trees: int) -> Answers:
         kind = RandomForestClassifier if problem.classes else RandomForestRegressor
         settled = {"random_state": problem.seed % 2**32, "n_jobs": 1}
         votes = trees if problem.classes else 0
-        return _cross_validated(problem, _fit_of(lambda x: kind(trees, **settled), problem.classes, votes))
+        return _cross_validated(
+            problem, _fit_of(lambda x, y: kind(trees, **settled).fit(x, y), problem.classes, votes)
+        )
     how: dict[str, Any] = {"oob_score": True, "random_state": problem.seed % 2**32, "n_jobs": 1}
     how["max_samples"] = BAG if len(problem.y) > BAG else None
     usual = _constant(problem.y, problem.classes)
@@ -153,7 +183,9 @@ class Shifted(NamedTuple):
 
 
 def boosted(problem: Problem, trees: int) -> Answers:
-    """Boosted trees by histograms; of fewer rows than two leaves have, that is the constant answer.
+    """Boosted trees by histograms, as many as the cross-validation rewards: often none, which is the constant answer.
+
+    Of fewer rows than two leaves have, that is all that there is.
 
     Args:
         problem: The rows of a site.
@@ -161,11 +193,31 @@ def boosted(problem: Problem, trees: int) -> Answers:
     """
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-    kind = HistGradientBoostingClassifier if problem.classes else HistGradientBoostingRegressor
     if len(problem.y) < 2 * LEAF:
         return constant(problem)
+    kind = HistGradientBoostingClassifier if problem.classes else HistGradientBoostingRegressor
     how = {"learning_rate": STEP / trees, "early_stopping": False, "random_state": problem.seed % 2**32}
-    return _cross_validated(problem, _fit_of(lambda x: kind(max_iter=trees, **how), problem.classes))
+    x, y, folds = problem.x, problem.y, folds_of(len(problem.y), problem.seed, problem.unit)
+    numbers = [0, *(count for part in PARTS if (count := round(part * trees)))]
+    answers = np.full((len(numbers), len(y), *([problem.classes] if problem.classes else [])), np.nan)
+    for fold in np.unique(folds).tolist():
+        inside, outside = folds != fold, folds == fold
+        usual = Fitted(_constant(y[inside], problem.classes))
+        answers[:, outside] = usual(x[outside])
+        if _is_constant(y[inside]):
+            continue
+        model = kind(max_iter=numbers[-1], **how).fit(x[inside], y[inside])
+        stages = model.staged_predict_proba if problem.classes else model.staged_predict
+        for count, answer in enumerate(stages(x[outside]), 1):
+            if count in numbers:
+                found = usual._replace(model=model).completed(answer) if problem.classes else answer
+                answers[numbers.index(count), outside] = found
+    losses = np.stack([surprises(a, y) if problem.classes else (a - y) ** 2 for a in answers])
+    validated, best = _by_other_folds(answers, losses, np.arange(len(y)), folds)
+    usual = Fitted(_constant(y, problem.classes))
+    if not numbers[best] or _is_constant(y):
+        return Answers(validated, usual)
+    return Answers(validated, usual._replace(model=kind(max_iter=numbers[best], **how).fit(x, y)))
 
 
 def quietly() -> AbstractContextManager[None]:
@@ -238,12 +290,12 @@ def _out_of_fold(problem: Problem, fit: Fit, most: int | None = None) -> Array:
     return answers
 
 
-def _fit_of(model_of: Callable[[Any], Any], classes: int, votes: int = 0) -> Fit:
-    """Trains what `model_of` makes for these x; of targets that do not differ, the constant answer."""
+def _fit_of(fitted: Callable[[Any, Array], Any], classes: int, votes: int = 0) -> Fit:
+    """Trains by `fitted`; of targets that do not differ, the constant answer."""
 
     def fit(x: Any, y: Array) -> Fitted:
         usual = _constant(y, classes)
-        return Fitted(usual) if _is_constant(y) else Fitted(usual, model_of(x).fit(x, y), votes)
+        return Fitted(usual) if _is_constant(y) else Fitted(usual, fitted(x, y), votes)
 
     return fit
 

@@ -1,14 +1,9 @@
-"""The rivals of a run in its folder: rivals.json.
+"""The rivals of a run as JSON: rivals.json of a run and of a site; `choose` has the same in its ranking."""
 
-A run writes it, and its report reads it; `choose` has the same in its ranking.
-"""
-
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from copfl import files, foreign
 from copfl.measures.metrics import MetricInfo
 from copfl.rivals.records import Rivals, RivalValues
 from copfl.stats import Interval
@@ -37,21 +32,6 @@ def as_json(rivals: Rivals) -> dict[str, Any]:
             }
         )
     )
-
-
-def write(rivals: Rivals, folder: Path) -> None:
-    """Writes the file into a run folder.
-
-    Args:
-        rivals: Of a run.
-        folder: Of the run.
-    """
-    files.write_json(folder / FILE, as_json(rivals))
-
-
-def read(folder: Path) -> Rivals | None:
-    """The content of the file in a run folder; None where there is none."""
-    return foreign.of_run(folder / FILE, from_json)
 
 
 def from_json(content: dict[str, Any]) -> Rivals:

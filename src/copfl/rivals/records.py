@@ -45,6 +45,7 @@ class Rival(NamedTuple):
     answers: Array  # to the test rows, as the metrics take predictions
     inside: Array  # to the training rows, of models that did not see them; nan: there is none
     fitted: tuple[Any, ...]  # on all training rows: an `estimators.Fitted` for each column of targets
+    loss: float  # the mean of the proper loss, cross-validated within the training rows; nan: not defined
 
 
 class RivalValues(NamedTuple):

@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, SURVIVAL
+from copfl.measures.losses import row_losses
 from copfl.measures.metrics import METRICS, Metric
 from copfl.rivals import estimators
 from copfl.rivals.effort import Effort
 from copfl.rivals.estimators import Answers, Problem
 from copfl.rivals.records import BOOSTED, CONSTANT, FOREST, LINEAR, Array, Rival, SiteRows
 from copfl.rivals.survival import survival_rivals
+from copfl.stats import mean_of_known
 
 
 def judged_by(kind: str, metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
@@ -59,7 +61,8 @@ def site_rivals(
                 validated = _joined([of_column.validated for of_column in answers], rows.y, kind)
                 tested = _joined([of_column.fitted(rows.x_test) for of_column in answers], rows.y, kind)
                 fitted = tuple(of_column.fitted for of_column in answers)
-                rivals[name] = Rival(_validated(metric, validated, rows.y), tested, validated, fitted)
+                loss = float(mean_of_known(row_losses(validated, rows.y, kind)))
+                rivals[name] = Rival(_validated(metric, validated, rows.y), tested, validated, fitted, loss)
     return rivals
 
 

@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from copfl.measures.losses import event_losses
 from copfl.measures.metrics import Metric
 from copfl.measures.survival import Curve, starts, summed_at_risk, times_and_events
 from copfl.rivals.effort import VALIDATED_ROWS
 from copfl.rivals.estimators import folds_of
 from copfl.rivals.records import CONSTANT, LINEAR, Array, Rival, SiteRows
-from copfl.stats import Numbers
+from copfl.stats import Numbers, mean_of_known
 
 STEPS, HALVINGS = 30, 30
 SMALL = 1e-8  # a change of the log-likelihood that ends the steps
@@ -98,7 +99,8 @@ def survival_rivals(rows: SiteRows, metric: Metric, ridges: Sequence[float], see
     def rival(inside: Numbers, model: Cox) -> Rival:
         known = ~np.isnan(inside)
         validated = metric.of(inside[known, None], rows.y[known])
-        return Rival(validated, model(rows.x_test)[:, None], inside[:, None], (model,))
+        loss = float(mean_of_known(event_losses(inside, rows.y)))
+        return Rival(validated, model(rows.x_test)[:, None], inside[:, None], (model,), loss)
 
     constant = Cox(np.zeros(rows.x.shape[1]), np.zeros(rows.x.shape[1]))
     rivals = {CONSTANT: rival(np.zeros(len(rows.y)), constant)}

@@ -18,7 +18,7 @@ from torch import nn
 
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.core.optim import Optimizer
-from copfl.data.clients.partition import Partition
+from copfl.data.clients.partition import INDICES, Partition, of_indices
 from copfl.data.sets import datasets
 from copfl.data.tables import frames
 from copfl.errors import UsageError
@@ -29,6 +29,7 @@ from copfl.settings.record import declared_types
 from copfl.settings.schema import KINDS, RunSettings
 from copfl.settings.toml import Tables, value_of
 from copfl.settings.values import modules_of_values
+from copfl.wrappers.addons import SCHEDULES
 
 Options = Mapping[str, Any]
 Data = Any  # what `dataset` may be, see DATASET
@@ -184,6 +185,8 @@ PLACES = {
 VALUES = ("algorithm", "data", "model", "optimizer", "partition")  # what may be a value of the program
 # What other libraries call settings that are in another table.
 OTHER_TABLES = {"criterion": "loss", "metric": "metrics", "objective": "loss", "scheduler": "lr_schedule"}
+# What other libraries call a bound of the gradients' norm, which copfl does not have.
+CLIPPING = ("clip", "clip_grad", "clip_grad_norm", "grad_clip", "gradient_clip", "max_grad_norm", "max_norm")
 OPTIONS = r":(?=\s*[\w.]+\s*=)"  # what separates options; a colon inside a value does not
 SHORT = {"lr": ("optimizer", "lr"), "optimizer": ("optimizer", "name")}  # keys that need no table
 F = TypeVar("F", bound=Callable[..., Any])
@@ -288,10 +291,23 @@ def _unknown(name: str, value: Any, algorithm: str | None) -> SettingError:
         return SettingError(name, value, advice)
     meant = OTHER_TABLES.get(name, name)
     shown = "'mymodule:myfunction'" if callable(value) else repr(value)
+    if name == "kind":
+        return SettingError(name, value, f"is called task: task={shown}")
+    if name in CLIPPING:
+        uploads = f"privacy={{'noise': 1.0, 'clip': {shown}}}"
+        advice = (
+            "is no setting: none clips gradients. A method of your own does, with adjust= of its fit "
+            f"(CONTRIBUTING.md); {uploads} clips the uploads, and adds noise to their sum"
+        )
+        return SettingError(name, value, advice)
+    if meant == "lr_schedule" and value not in SCHEDULES:
+        schedules = " or ".join(f"addons={{'lr_schedule': {one!r}}}" for one in SCHEDULES[1:])
+        return SettingError(name, value, f"is no schedule of copfl: use {schedules}")
     for title, record in KINDS.items():
         if meant in declared_types(record):
+            place = f"{title}_options" if f"{title}_options" in Settings.__annotations__ else title
             return SettingError(
-                name, value, f"is a setting of the table {title}: {title}={{{meant!r}: {shown}}}"
+                name, value, f"is a setting of the table {title}: {place}={{{meant!r}: {shown}}}"
             )
     for title in ("partition", "optimizer", "addons", "privacy", "attack", "robust", "model"):
         for component, factory in FACTORIES[title]().items():
@@ -390,9 +406,13 @@ def _choose(layer: Tables, title: str, value: Any) -> None:
             where = "'mymodule:myfunction', of a module that Python can import, so that a run can be repeated"
             raise SettingError(f"task.{functions[0]}", None, f"is a function; name it: {where}")
         table.update(value)
-    elif title not in VALUES or (title == "partition" and not isinstance(value, Partition)):
-        a_value = ", or a copfl.data.clients.partition.Partition" if title == "partition" else ""
-        raise SettingError(title, value, f"must be a name or a mapping of settings{a_value}")
+    elif title == "partition" and not isinstance(value, Partition | tuple | list):
+        function = " A function is named: 'mymodule:myfunction'" if callable(value) else ""
+        raise SettingError(title, value, f"must be a name, a mapping of settings, or {INDICES}.{function}")
+    elif title not in VALUES:
+        raise SettingError(title, value, "must be a name or a mapping of settings")
+    elif title == "partition":
+        table["value"] = of_indices(value, "the partition")
     else:
         table["value"] = value
 
@@ -400,9 +420,10 @@ def _choose(layer: Tables, title: str, value: Any) -> None:
 def _data(value: Any, table: Options) -> dict[str, Any]:
     """The table of data that a program passed; the settings of columns are those of data frames."""
     options = {key: v for key, v in table.items() if key not in ("name", "value", "dir")}
-    if options and not frames.has_frames(value):
+    of_tables = [key for key in options if key != "kind"]
+    if of_tables and not frames.has_frames(value):
         raise UsageError(
-            f"{next(iter(options))} names a column or an option of a table, and the data are {type(value).__name__}; "
+            f"{of_tables[0]} names a column or an option of a table, and the data are {type(value).__name__}; "
             'pass a DataFrame or a file, or give the clients of arrays as {"x": x, "y": y, "group": clients}'
         )
     return {"value": user_code.as_dataset(value, **options)}

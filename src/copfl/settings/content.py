@@ -1,12 +1,14 @@
 """What a program passed, by its content: what has no name in a file of settings is stored as its hash.
 
-A class or function counts with its code and the values that it closes over, a network with its weights, a data set
-with its samples. What the code calls in other modules does not count.
+A class or function counts with its code, the values that it closes over, and what it uses of the program: functions,
+classes, numbers and words. A network counts with its weights, a data set with its samples. What the code calls in other
+modules does not count.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import dis
 import functools
 import hashlib
 import types
@@ -73,6 +75,8 @@ def _pieces(value: Any, seen: set[int]) -> Iterator[bytes]:
     elif isinstance(value, types.FunctionType):
         closed = [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
         yield from _of_all([value.__code__, value.__defaults__, value.__kwdefaults__, *closed], seen)
+        if is_of_program(value):
+            yield from _of_all(_used_globals(value), seen)
     elif isinstance(value, types.MethodType):
         yield from _of_all([value.__func__, value.__self__], seen)
     elif isinstance(value, functools.partial):
@@ -102,6 +106,20 @@ def _pieces(value: Any, seen: set[int]) -> Iterator[bytes]:
 def _of_all(values: Any, seen: set[int]) -> Iterator[bytes]:
     for value in values:
         yield from _pieces(value, seen)
+
+
+def _used_globals(function: types.FunctionType) -> Iterator[Any]:
+    """What of the program a function uses by name, also in functions inside it; not what it changes itself."""
+    waiting = [function.__code__]
+    for code in waiting:  # which grows
+        waiting += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    changed = {i.argval for code in waiting for i in dis.get_instructions(code) if i.opname == "STORE_GLOBAL"}
+    for name in dict.fromkeys(name for code in waiting for name in code.co_names):
+        value = function.__globals__.get(name)
+        is_code = isinstance(value, type | types.FunctionType) and is_of_program(value)
+        if name not in changed and (is_code or isinstance(value, bool | int | float | str | tuple)):
+            yield name
+            yield value
 
 
 def _of_class(value: type, seen: set[int]) -> Iterator[bytes]:

@@ -27,6 +27,7 @@ from copfl.settings.schema import Run, in_federation
 
 WIRES = ("fp32", "fp16", "bf16")
 KINDS = ("classification", "multilabel", "regression", "next_token", "survival")
+LEAST_WEIGHT = 0.001  # of a class in a secure sum, of the largest: rows that count nothing are left out
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 # What of a run the machines of a federation are told. A node has its own data, and decides how it computes:
 # of [run] they are told what a policy can allow.
@@ -258,6 +259,14 @@ class Federation:
                 "network.min_replies",
                 self.network.min_replies,
                 f"must be at most {self.selected}: so many clients a round selects",
+            )
+        weights = self.run.task.class_weights
+        if self.secure.aggregation and weights and not 0 < LEAST_WEIGHT * max(weights) <= min(weights):
+            raise SettingError(
+                "task.class_weights",
+                weights,
+                "leaves rows out by their class, and with secure.aggregation all rows of a site are in its sums; each "
+                f"weight must be at least {LEAST_WEIGHT:g} of the largest",
             )
         if self.secure.aggregation and self.run.robust.name == "evidence":
             raise SettingError(

@@ -1,6 +1,7 @@
 """What a run is, as a short hash: two runs with the same identity differ in rounding at most.
 
-Comparisons find finished runs by it; a checkpoint is refused where it differs.
+Comparisons find finished runs by it; a checkpoint is refused where it differs. Code of the user counts in the former:
+an edited method is another one. A stopped run goes on with edited code, and says so.
 """
 
 import hashlib
@@ -44,7 +45,14 @@ def identity(run: Run, *more: Any) -> str:
         run: A complete record.
         more: What else counts.
     """
-    return identity_of(essential(run), *more)
+    own = codes(run)
+    return identity_of(essential(run), *more, *([own] if own else []))
+
+
+def codes(run: Run) -> dict[str, str]:
+    """The hashes of the user's modules that a run is made of, by kind, as run.toml has them."""
+    recorded = {kind: table.get("code") for kind, table in run.tables().items() if kind != "privacy"}
+    return {kind: str(code) for kind, code in recorded.items() if code}
 
 
 def identity_of(settings: Tables, *more: Any) -> str:

@@ -5,22 +5,20 @@ imported only if `mymodule` was named here: on the command line (`--model mymodu
 an argument in Python. `user_code.attribute` asks, and is the only place that imports such a name.
 """
 
+import ast
 import contextlib
 import hashlib
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextvars import ContextVar
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from copfl.errors import UsageError
+from copfl.errors import NAMED, UsageError
 
 Modules = str | Sequence[str]  # as an argument: one module, or several
-
-_named: ContextVar[frozenset[str]] = ContextVar("_named", default=frozenset())
 
 
 def is_reference(name: str) -> bool:
@@ -55,22 +53,22 @@ def name(*modules: Modules) -> None:
         if module.endswith(".py") or not all(map(str.isidentifier, module.split("."))):
             remedy = "name the module without .py, path and attribute, such as mypackage.nets"
             raise UsageError(f'code "{module}" is no module; {remedy}')
-    _named.set(_named.get() | {*listed})
+    NAMED.set(NAMED.get() | {*listed})
 
 
 def named() -> tuple[str, ...]:
     """The modules that are named now, for a process that works for this one."""
-    return tuple(sorted(_named.get()))
+    return tuple(sorted(NAMED.get()))
 
 
 @contextlib.contextmanager
 def scope() -> Iterator[None]:
     """What is named inside is not named after it."""
-    token = _named.set(_named.get())
+    token = NAMED.set(NAMED.get())
     try:
         yield
     finally:
-        _named.reset(token)
+        NAMED.reset(token)
 
 
 def modules_in(value: Any) -> list[str]:
@@ -106,7 +104,7 @@ def check(kind: str, reference: str, recorded: str | None = None) -> None:
         raise UnnamedCode(
             f'the {kind} "{reference}" is of Python\'s standard library, which has no {kind} for copfl'
         )
-    if module in _named.get():
+    if module in NAMED.get():
         return
     raise UnnamedCode(
         f"the {kind} is {reference}, which is code of its author and not of copfl; copfl runs such code only if you "
@@ -136,24 +134,83 @@ def digest_of(module: str) -> str:
     return "" if file is None else hashlib.sha256(file.read_bytes()).hexdigest()
 
 
+def with_imported(module: str) -> list[str]:
+    """The module, and what it imports that lies beside it: files of its author. Nothing is imported.
+
+    Of an installed package these are modules of the package.
+    """
+    file, found = file_of(module), [module]
+    if file is None:
+        return found
+    depth = module.count(".") + (file.name == "__init__.py")
+    root, top = file.parents[min(depth, len(file.parents) - 1)], module.partition(".")[0]
+    is_installed = bool({"site-packages", "dist-packages"} & {*root.parts})
+    for one in found:  # which grows
+        path = _beside(root, one)
+        for name in () if path is None else _imports(path.read_bytes(), one, path.name == "__init__.py"):
+            is_own = name.partition(".")[0] == top if is_installed else not name.startswith("copfl.")
+            if is_own and name not in found and _beside(root, name) is not None:
+                found.append(name)
+    return found
+
+
+def _beside(root: Path, module: str) -> Path | None:
+    path = root.joinpath(*module.split("."))
+    return next((file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()), None)
+
+
+@lru_cache(maxsize=100)
+def _imports(source: bytes, module: str, is_package: bool) -> list[str]:
+    """The names that a module may import, with those of attributes: of `from a import b`, a and a.b."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError):  # whoever imports it is told
+        return []
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            above = module.split(".")[: None if is_package and node.level == 1 else is_package - node.level]
+            base = ".".join([*(above if node.level else []), *filter(None, [node.module])])
+            names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return [name for name in dict.fromkeys(names) if all(map(str.isidentifier, name.split(".")))]
+
+
 def digests(*references: str) -> str | None:
     """For run.toml, the modules of these references with the SHA-256 of their files: "mymodule=ab12"."""
-    modules = dict.fromkeys(reference.partition(":")[0] for reference in references)
+    modules = dict.fromkeys(one for reference in references for one in _own_modules(reference))
     return " ".join(f"{module}={digest_of(module)}" for module in modules) or None
 
 
+def _own_modules(reference: str) -> list[str]:
+    return with_imported(reference.partition(":")[0])
+
+
 def changed(reference: str, recorded: str | None) -> str:
-    """A warning where the module is not the one of the training; empty if it is, or nothing is recorded.
+    """A warning where a module is not the one of the training; empty if all are, or nothing is recorded.
 
     Args:
         reference: "module:attribute".
         recorded: The hashes of when the model was trained, as of `digests`.
     """
-    module = reference.partition(":")[0]
-    trained, here = _recorded(module, recorded), digest_of(module)
-    if not trained or trained == here:
-        return ""
-    return f"{module} is not as it was in training: {file_of(module)} has sha256 {here[:12]}, then {trained[:12]}"
+    for module in _own_modules(reference):
+        trained, here = _recorded(module, recorded), digest_of(module)
+        if trained and trained != here:
+            file = file_of(module)
+            return (
+                f"{module} is not as it was in training: {file} has sha256 {here[:12]}, then {trained[:12]}"
+            )
+    return ""
+
+
+def changed_modules(recorded: str | None, now: str | None) -> list[str]:
+    """The modules whose files are not those that were recorded.
+
+    Args:
+        recorded: As of `digests`.
+        now: As of `digests`, later.
+    """
+    before, after = ({*(text or "").split()} for text in (recorded, now))
+    return sorted({entry.partition("=")[0] for entry in before ^ after})
 
 
 def _recorded(module: str, recorded: str | None) -> str:

@@ -38,6 +38,12 @@ class CountAtMost(NamedTuple):
     most: str
 
 
+class NumbersAtMost(NamedTuple):
+    """A list of at most so many numbers."""
+
+    most: str
+
+
 class OneOf(NamedTuple):
     """A name on a list of the policy."""
 
@@ -107,6 +113,7 @@ PolicyLine = (
     | AtMost
     | ProductAtMost
     | CountAtMost
+    | NumbersAtMost
     | OneOf
     | ComponentName
     | FunctionNames

@@ -25,6 +25,7 @@ from copfl.settings.policy_lines import (
     FunctionNames,
     ListedOption,
     ModelPart,
+    NumbersAtMost,
     Option,
     PolicyLine,
     Simulated,
@@ -238,7 +239,9 @@ class Task:
         policy=Option(),
     )
     cuts: tuple[float, ...] = setting(
-        (), "Of discrete_time, the ends of the intervals, in the unit of the times.", policy=Option()
+        (),
+        "Of discrete_time, the ends of the intervals, in the unit of the times.",
+        policy=NumbersAtMost("bounds.intervals"),
     )
     code: str | None = setting(
         None,

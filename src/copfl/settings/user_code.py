@@ -228,31 +228,36 @@ def as_dataset(user_data: Any, name: str = "own", **options: Any) -> Dataset:
     Args:
         user_data: See DATA.
         name: Of the data set.
-        options: Of data frames, such as `target`.
+        options: `kind` of the targets, and of data frames others, such as `target`.
     """
+    kind = options.get("kind")
     if isinstance(user_data, Dataset):
+        if kind not in (None, user_data.kind):
+            raise UsageError(f"the targets of the data set are {user_data.kind}, and cannot be made {kind}")
         return user_data
     if isinstance(user_data, DataLoader):  # its batches are another matter than those of the clients
-        return as_dataset(user_data.dataset, name)
+        return as_dataset(user_data.dataset, name, **options)
     if frames.has_frames(user_data):
         return frames.dataset_of(user_data, name, **options)
     if (
         isinstance(user_data, Mapping) and hasattr(user_data, "target") and hasattr(user_data, "data")
     ):  # as of scikit-learn
-        return as_dataset((user_data.data, user_data.target), name)
+        return as_dataset((user_data.data, user_data.target), name, kind=kind)
     if isinstance(user_data, Mapping) and not any(key in user_data for key in arrays.NPZ_ARRAYS):
         if unfit := [key for key, of_client in user_data.items() if not _is_data(of_client)]:
             raise unknown("array", unfit[0], takes(arrays.from_arrays))
-        of_clients = [as_dataset(of_client, f"client {key}") for key, of_client in user_data.items()]
+        of_clients = [
+            as_dataset(of_client, f"client {key}", kind=kind) for key, of_client in user_data.items()
+        ]
         return arrays.joined(of_clients, name, list(map(str, user_data)))
     if isinstance(user_data, Mapping):
         for key in user_data:
             if key not in takes(arrays.from_arrays):
                 raise unknown("array", key, takes(arrays.from_arrays))
-        return arrays.from_arrays(**{"name": name, **user_data})
+        return arrays.from_arrays(**{"name": name, "kind": kind, **user_data})
     if isinstance(user_data, list) and user_data and not isinstance(user_data[0], np.ndarray | Tensor):
         return arrays.joined(
-            [as_dataset(of_client, f"client {n}") for n, of_client in enumerate(user_data)], name
+            [as_dataset(of_client, f"client {n}", kind=kind) for n, of_client in enumerate(user_data)], name
         )
     arrays_or_sets = list(user_data) if isinstance(user_data, tuple | list) else []
     if len(arrays_or_sets) == 2 and all(isinstance(p, tuple) and len(p) == 2 for p in arrays_or_sets):
@@ -260,11 +265,11 @@ def as_dataset(user_data: Any, name: str = "own", **options: Any) -> Dataset:
     if len(arrays_or_sets) in (2, 4):
         arrays_or_sets = [np.asarray(p) if _is_column(p) else p for p in arrays_or_sets]
         if all(isinstance(p, np.ndarray | Tensor | Mapping) for p in arrays_or_sets):
-            return arrays.from_arrays(*arrays_or_sets, name=name)
+            return arrays.from_arrays(*arrays_or_sets, name=name, kind=kind)
     if not arrays_or_sets and _has_items(user_data):
-        return arrays.from_torch(user_data, name=name)
+        return arrays.from_torch(user_data, name=name, kind=kind)
     if len(arrays_or_sets) == 2 and all(map(_has_items, arrays_or_sets)):
-        return arrays.from_torch(arrays_or_sets[0], arrays_or_sets[1], name=name)
+        return arrays.from_torch(arrays_or_sets[0], arrays_or_sets[1], name=name, kind=kind)
     raise UsageError(f"data of your own is {DATA}, not {type(user_data).__name__}")
 
 

@@ -39,6 +39,9 @@ def test_one_command_joins_and_one_admits(clinic: Clinic) -> None:
         "before that  the sites agree by sums on means and categories of age, ward",
         "masked: the server learns the sum over all 3 sites, and no site's own",
         "no noise is added, so no epsilon can be stated",
+        "outputs      2 classes: ill, well",
+        "rows of a class of which you have fewer than 5 do not count",
+        "members      the node waits until you have compared them by telephone: copfl site approve shows them",
         "30 rows: they fit the contract",
     ):
         assert said in done.out
@@ -46,6 +49,7 @@ def test_one_command_joins_and_one_admits(clinic: Clinic) -> None:
     policy = read_policy(site.folder / "policy.toml")
     assert policy.proposals.coordinators == (fingerprint(site.invitation.coordinator),)
     assert policy.secure_aggregation.required
+    assert policy.proposals.members == "approved"
     assert (site.folder / joining.KEY).stat().st_mode & 0o077 == 0
     ((address, options),) = clinic.started
     assert (address.superlink, address.key) == ("fl.example.org:8800", site.folder / joining.KEY)
@@ -92,6 +96,18 @@ def test_a_file_is_compared_with_the_invitation_before_anything_is_sent(clinic: 
     ]
     many = dataclasses.replace(full, columns=tuple(Column(name=f"x{n}", type="number") for n in range(50)))
     assert "  and 10 more  as the check of your file says" in list(joining.columns_of(many))
+
+
+def test_who_trusts_the_coordinator_says_so(clinic: Clinic) -> None:
+    own = clinic.folder / "own.toml"
+    own.write_text("[proposals]\ncoordinators = []\n")
+    done = clinic.join("--trust-coordinator", policy=own)
+    assert (
+        "own.toml says which members it accepts, under [proposals]; leave --trust-coordinator out" in done.err
+    )
+    done = clinic.join("--trust-coordinator")
+    assert "members      as the coordinator lists them first: if it invented them" in done.out
+    assert read_policy(clinic.folder / "north" / "policy.toml").proposals.members == "first"
 
 
 def test_a_unit_of_systemd_runs_the_node(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from copfl.federation.protocol.node_config import NodeConfig
 from copfl.federation.protocol.proposal import KEY
 from copfl.federation.server import invitations
 from copfl.federation.server.certificates import make_certificates
-from copfl.federation.server.membership import coordinator_key, propose, read_roster
+from copfl.federation.server.membership import admit, coordinator_key, propose, read_roster
 from copfl.files import locked
 from tests import code_blocks
 from tests.cli.site.conftest import SEND, SERVE, Clinic
@@ -375,6 +375,15 @@ def other_settings(clinic: Clinic, _: pytest.MonkeyPatch) -> Iterator[Answer]:
     yield asked(clinic, run_rounds=9)
     clinic.call("site", "approve", clinic.folder / "north", "--yes")
     yield asked(clinic, run_rounds=9)
+
+
+@move("trains with members that a site has not compared")
+def not_compared(clinic: Clinic, _: pytest.MonkeyPatch) -> Iterator[Answer]:
+    admitted(clinic)
+    admit(clinic.app, 3, "south", SigningKey(new_key()).public, 1)
+    yield asked(clinic)
+    clinic.call("site", "approve", clinic.folder / "north", "--yes")
+    yield asked(clinic)
 
 
 # ------------------------------------------------------------------------------------------------------------

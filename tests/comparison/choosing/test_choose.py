@@ -40,6 +40,7 @@ from copfl.comparison.rows.entries import Entry, entry_of
 from copfl.comparison.rows.entry_settings import with_one_optimizer
 from copfl.errors import RunError, UsageError
 from copfl.experiment.folder import RunFolder
+from copfl.report import choice_page
 from copfl.settings.complete import complete
 from tests.commands import called
 from tests.data.test_survival import cohort, written
@@ -97,7 +98,7 @@ def record_like() -> Record:
 
 def test_who_goes_on_by_hand() -> None:
     best, close, far = [[0.9, 0.8, 0.9], [0.8] * 3], [[0.8, 0.9, 0.8], [0.8] * 3], [[0.2] * 3, [0.1] * 3]
-    race = Race(Path(), {}, [0, 1], 0.2, Pool(1), print)
+    race = Race(Path(), {}, [0, 1], 0.2, Pool(1))
     race.rounds = 12
     early, late = (standing(rounds, fedper=best, fedavg=close, local=far) for rounds in (5, 6))
     assert early.value("fedper") == pytest.approx((2.6 / 3 + 0.8) / 2)
@@ -117,7 +118,7 @@ def test_who_goes_on_by_hand() -> None:
 def test_what_has_not_left_the_constant_answer_is_not_dropped_early() -> None:
     """Of four candidates two may go on; two still answer as the most frequent class does."""
     values = {"a": [[0.7, 0.8]], "b": [[0.6, 0.8]], "c": [[0.5, 0.6]], "d": [[0.4, 0.65]]}
-    race = Race(Path(), {}, [0], 0.2, Pool(1), print, constant=np.array([0.5, 0.6]))
+    race = Race(Path(), {}, [0], 0.2, Pool(1), constant=np.array([0.5, 0.6]))
     race.rounds = 12
     early, late = (standing(rounds, **values) for rounds in (2, 6))
     assert [race.at_constant(early, one) for one in early.order] == [False, False, True, True]
@@ -156,7 +157,7 @@ def test_the_loss_decides_who_goes_on_early() -> None:
         label: [run._replace(curves={**run.curves, "test_loss": [1.0, losses[label]]}) for run in runs]
         for label, runs in found.records.items()
     }
-    race = Race(Path(), {}, [0], 0.2, Pool(1), print)
+    race = Race(Path(), {}, [0], 0.2, Pool(1))
     race.rounds = 12
     early = found._replace(records=with_loss)
     assert [one.label for one in early.by_loss] == ["b", "c", "a"]
@@ -195,7 +196,7 @@ def test_what_can_be_decided_is_of_those_that_race(tmp_path: Path) -> None:
 
 def test_the_first_candidates_race_and_the_others_are_named() -> None:
     race, every = (
-        Race(Path(), {}, [0], 0.2, Pool(1), print),
+        Race(Path(), {}, [0], 0.2, Pool(1)),
         standing(1, a=[[1.0]], b=[[1.0]], c=[[1.0]]).order,
     )
     assert race.first(every, 3, "4 clients", "so") == every
@@ -296,7 +297,7 @@ def test_the_verdict_compares_the_best_method_with_constant_answers() -> None:
     """Two points above training alone with every client, and no better than the class that 94 % have."""
     own, alone = [[0.94, 0.95, 0.93]] * 2, [[0.92, 0.93, 0.91]] * 2
     for constant, kind in (([0.94, 0.95, 0.93], NO_GAIN), ([0.5, 0.5, 0.5], FEDERATE)):
-        race = Race(Path(), {}, [0, 1], 0.2, Pool(1), print, constant=np.array(constant))
+        race = Race(Path(), {}, [0, 1], 0.2, Pool(1), constant=np.array(constant))
         race.rounds, final = 12, standing(12, fedper=own, local=alone)
         race.stages = [final]
         race.last = dict.fromkeys(("fedper", "local"), final)
@@ -309,7 +310,7 @@ def test_the_verdict_compares_the_best_method_with_constant_answers() -> None:
 
 def test_a_method_that_was_left_out_after_the_first_rounds_was_not_tuned() -> None:
     """The time allows two of three candidates; the third one trained a round, and is in the ranking."""
-    race = Race(Path(), {}, [0], 0.2, Pool(1), print)
+    race = Race(Path(), {}, [0], 0.2, Pool(1))
     first = standing(1, local=[[0.5, 0.6]], fedper=[[0.9, 0.9]], fedpac=[[0.8, 0.7]])
     race.rounds, race.stages, race.last = 12, [first], dict.fromkeys(first.records, first)
     race.algorithms = {label: label for label in first.records}
@@ -321,7 +322,7 @@ def test_a_method_that_was_left_out_after_the_first_rounds_was_not_tuned() -> No
 
 
 def test_a_stage_that_the_time_ends_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    race = Race(tmp_path, {**BASE, "run": {**BASE["run"], "checkpoint_every": 1}}, [0], 0.2, Pool(1), print)
+    race = Race(tmp_path, {**BASE, "run": {**BASE["run"], "checkpoint_every": 1}}, [0], 0.2, Pool(1))
     race.rounds = 6
     candidates = race.candidates(racing._entries(["fedavg"]), {})
     first = race.stage(candidates, 1)
@@ -335,7 +336,7 @@ def test_a_stage_that_the_time_ends_does_not_count(tmp_path: Path, monkeypatch: 
 def test_a_method_that_ends_before_the_others_stays_in_the_race(tmp_path: Path) -> None:
     """Levels need 16 rounds, and the stage ends at round 18 of the others."""
     base = with_one_optimizer({"data": {"name": "heart"}, "run": {"checkpoint_every": 1, "rivals": False}})
-    race = Race(tmp_path, base, [0], 0.2, Pool(1), print)
+    race = Race(tmp_path, base, [0], 0.2, Pool(1))
     race.rounds = 100
     candidates = race.candidates(racing._entries(["levels"]), {})
     standing = race.stage(candidates, 18)
@@ -385,7 +386,7 @@ def test_a_budget_of_too_few_rounds(tmp_path: Path) -> None:
 
 
 def uninterrupted(job: Job, tmp_path: Path) -> bytes:
-    all_done([job._replace(path=tmp_path / "alone" / job.path.name, until=0)], Pool(1), lambda line: None)
+    all_done([job._replace(path=tmp_path / "alone" / job.path.name, until=0)], Pool(1))
     return (tmp_path / "alone" / job.path.name / "rounds.jsonl").read_bytes()
 
 
@@ -408,6 +409,17 @@ def test_a_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     how: dict[str, Any] = {"base_tables": BASE, "out": tmp_path / "out", "budget": 40, "seeds": (0, 1)}
     found = copfl.choose(["fedavg", "fedper", "ditto", "lg_fedavg"], **how)
     assert {row.label for row in found.ranking} == {"fedavg", "fedper", "ditto", "lg_fedavg", "local"}
+    shown = choice_page.document_of(tmp_path / "out")
+    assert shown.title == str(found).splitlines()[0]
+    assert shown.conclusion[:2] == [line for line in found.answer if not line.startswith("Tested")]
+    assert (
+        shown.conclusion[-1]
+        == f"The choice, trained on all training samples: copfl report {found.folder / 'chosen'}"
+    )
+    assert len(shown.tables[0].rows) == len([row for row in found.ranking if row.rounds])
+    (tmp_path / "early" / "race").mkdir(parents=True)
+    with pytest.raises(RunError, match="without a ranking: it was stopped, or its time was up"):
+        choice_page.is_choice(tmp_path / "early")
     assert found.ranking[0].status == "chosen"
     assert found.ranking[0][1:3] == (6, 2)
     assert {row[1:3] for row in found.ranking} == {(6, 2), (5, 1)}
@@ -454,7 +466,7 @@ def test_the_race_tests_on_training_samples(tmp_path: Path) -> None:
 
 
 def test_a_record_after_some_of_the_rounds(tmp_path: Path) -> None:
-    race = Race(tmp_path, {**BASE, "run": {**BASE["run"], "checkpoint_every": 1}}, [0], 0.2, Pool(1), print)
+    race = Race(tmp_path, {**BASE, "run": {**BASE["run"], "checkpoint_every": 1}}, [0], 0.2, Pool(1))
     (one,) = race.candidates(racing._entries(["local"]), {})
     race.rounds = 6
     race.stage([one], 2)
@@ -477,8 +489,8 @@ def test_what_cannot_run_is_left_out(tmp_path: Path) -> None:
     assert not re.search(r"^fedpac ", str(found), re.MULTILINE)  # of those without a round there is one line
     assert "1 of 3 candidates: could not run (fedpac)." in str(found)
     with pytest.raises(RunError, match="no candidate could run"):
-        Race(tmp_path, base, [0], 0.2, Pool(1), print).run(
-            Race(tmp_path, base, [0], 0.2, Pool(1), print).candidates(racing._entries(["fedpac"])[:1], {}),
+        Race(tmp_path, base, [0], 0.2, Pool(1)).run(
+            Race(tmp_path, base, [0], 0.2, Pool(1)).candidates(racing._entries(["fedpac"])[:1], {}),
             1,
             Budget(9),
             False,

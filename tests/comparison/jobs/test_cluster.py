@@ -30,6 +30,7 @@ from copfl.comparison.jobs.runner import all_done
 from copfl.comparison.jobs.submission import ATTEMPTS
 from copfl.errors import CopflError, RunError
 from copfl.experiment.folder import claimed
+from copfl.telling import OF_ONE_RUN, heard
 from tests.commands import called, command, environment
 from tests.comparison.jobs.test_runner import job
 from tests.comparison.small import base, clouds, line, numbers
@@ -103,7 +104,7 @@ def test_a_lost_worker_s_job_is_submitted_again(
 def test_a_job_that_loses_every_worker_is_given_up(tmp_path: Path) -> None:
     executor = Unreliable(ATTEMPTS)
     with pytest.raises(RunError, match=f"1 of 1 runs failed.* its worker was lost {ATTEMPTS} times"):
-        all_done([job(tmp_path)], Pool(1), print, executor=executor)
+        all_done([job(tmp_path)], Pool(1), executor=executor)
     assert executor.calls == ATTEMPTS
 
 
@@ -115,7 +116,7 @@ def test_an_error_of_copfl_itself_is_raised_with_where_it_was(
 
     monkeypatch.setattr(runner, "execute", broken)
     with pytest.raises(ZeroDivisionError, match="a fault") as error:
-        all_done([job(tmp_path)], Pool(1), print, executor=Unreliable(0))
+        all_done([job(tmp_path)], Pool(1), executor=Unreliable(0))
     assert "in broken" in error.value.__notes__[0]
 
 
@@ -140,7 +141,8 @@ def test_a_folder_that_another_process_has_is_waited_for(
     holder = threading.Thread(target=hold)
     holder.start()
     taken.wait(60)
-    all_done([one, other], Pool(1), log, executor=executor)
+    with heard(log, but_of=OF_ONE_RUN):
+        all_done([one, other], Pool(1), executor=executor)
     holder.join()
     assert finished(one)
     assert finished(other)
@@ -152,7 +154,7 @@ def test_a_folder_that_another_process_has_is_waited_for(
 
 def test_progress_of_all_jobs_is_one_line(tmp_path: Path) -> None:
     one, other = job(tmp_path, "local"), job(tmp_path, "fedavg")
-    all_done([one], Pool(1), lambda text: None)
+    all_done([one], Pool(1))
     assert submission._progress([one, other]) == "local, seed 0: round 3/3; 1 waiting"
 
 

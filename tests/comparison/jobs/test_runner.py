@@ -23,6 +23,7 @@ from copfl.experiment.folder import claimed
 from copfl.experiment.preparation import prepare
 from copfl.experiment.training import execute
 from copfl.settings.identity import essential
+from copfl.telling import OF_ONE_RUN, heard
 from tests.comparison.small import base, clouds
 from tests.slow import slow
 
@@ -38,7 +39,7 @@ def job(tmp_path: Path, text: str = "copfl", seed: int = 0, **run: Any) -> Job:
 
 
 def carry_out(one: Job) -> None:
-    all_done([one], Pool(1), lambda line: None)
+    all_done([one], Pool(1))
 
 
 def rounds(one: Job) -> bytes:
@@ -163,7 +164,7 @@ def test_all_algorithms_of_a_seed_begin_with_the_same(tmp_path: Path) -> None:
             starts.check(one.title, essential(one.run), 0.0, environment_of(one)["start"])
 
     jobs = [job(tmp_path, text) for text in ("copfl", "fedavg", "local")]
-    all_done(jobs, Pool(1), print)
+    all_done(jobs, Pool(1))
     check()
     starts = [environment_of(one)["start"] for one in jobs]
     assert starts[0] == starts[1] == starts[2]
@@ -190,10 +191,9 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(runner, "execute", broken)
     jobs, said = [job(tmp_path, text) for text in ("fedavg", "local")], list[str]()
-    with pytest.raises(
-        RunError, match=r"1 of 2 runs failed, the others are there\. fedavg, seed 0: it does not work"
-    ):
-        all_done(jobs, Pool(1), said.append)
+    failed = r"1 of 2 runs failed, the others are there\. fedavg, seed 0: it does not work"
+    with heard(said.append), pytest.raises(RunError, match=failed):
+        all_done(jobs, Pool(1))
     assert finished(jobs[1])
     assert "failed" in said[0]
     assert "local, seed 0: done" in said[1]
@@ -249,8 +249,8 @@ def test_a_failure_of_several_runs_is_said_once(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(runner, "execute", broken)
     said = list[str]()
-    with pytest.raises(RunError) as error:
-        all_done([job(tmp_path, text) for text in ("fedavg", "local")], Pool(1), said.append)
+    with heard(said.append), pytest.raises(RunError) as error:
+        all_done([job(tmp_path, text) for text in ("fedavg", "local")], Pool(1))
     assert str(error.value) == (
         "2 of 2 runs failed, the others are there. fedavg, seed 0; local, seed 0: it does not work"
     )
@@ -292,10 +292,11 @@ def test_a_forecast_has_the_runs_that_follow(tmp_path: Path, monkeypatch: pytest
 def test_a_long_run_in_this_process_says_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("copfl.experiment.progress.FIRST", 0)
-    monkeypatch.setattr("copfl.experiment.progress.INTERVAL", 0)
+    monkeypatch.setattr("copfl.telling.FIRST", 0)
+    monkeypatch.setattr("copfl.telling.INTERVAL", 0)
     said = list[str]()
-    all_done([job(tmp_path, "local", rounds=3)], Pool(1), said.append, forecast=Forecast(later=6.0))
+    with heard(said.append, but_of=OF_ONE_RUN):
+        all_done([job(tmp_path, "local", rounds=3)], Pool(1), forecast=Forecast(later=6.0))
     assert [text.split(",")[1].strip() for text in said] == [
         "seed 0: round 1/3", "seed 0: round 2/3", "seed 0: done",
     ]  # fmt: skip
@@ -305,10 +306,10 @@ def test_a_long_run_in_this_process_says_how_far_it_is(
 def test_at_the_end_of_the_time_runs_in_processes_are_stopped(tmp_path: Path) -> None:
     jobs = [job(tmp_path, name, rounds=10**6) for name in ("local", "fedavg")]
     pool = Pool(2)
-    pool.started(lambda line: None).submit(int).result()  # torch is imported, whatever the machine's load
+    pool.started().submit(int).result()  # torch is imported, whatever the machine's load
     begin = time.monotonic()
     with pytest.raises(TimeIsUp):
-        all_done(jobs, pool, lambda line: None, end=begin + 2)
+        all_done(jobs, pool, end=begin + 2)
     assert time.monotonic() - begin < 20
     for one in jobs:
         with locked_folder(one.path):  # no process has it any more
@@ -318,16 +319,16 @@ def test_at_the_end_of_the_time_runs_in_processes_are_stopped(tmp_path: Path) ->
 def test_at_the_end_of_the_time_a_run_in_this_process_is_stopped(tmp_path: Path) -> None:
     begin = time.monotonic()
     with pytest.raises(TimeIsUp):
-        all_done([job(tmp_path, rounds=10**6)], Pool(1), lambda line: None, end=begin + 2)
+        all_done([job(tmp_path, rounds=10**6)], Pool(1), end=begin + 2)
     assert time.monotonic() - begin < 10
 
 
 def test_the_processes_of_a_pool_run_the_next_jobs_too(tmp_path: Path) -> None:
     """A stage of a race would otherwise wait for torch to be imported again."""
     with Pool(2) as pool:
-        all_done([job(tmp_path, "local"), job(tmp_path, "fedavg")], pool, lambda line: None)
+        all_done([job(tmp_path, "local"), job(tmp_path, "fedavg")], pool)
         assert pool.workers is not None
         first = set(pool.workers._processes or {})
-        all_done([job(tmp_path, "local", 1), job(tmp_path, "fedavg", 1)], pool, lambda line: None)
+        all_done([job(tmp_path, "local", 1), job(tmp_path, "fedavg", 1)], pool)
         assert set(pool.workers._processes or {}) <= first
     assert pool.workers is None

@@ -280,6 +280,55 @@ def test_the_text_of_a_giveaway_rounds_down() -> None:
     assert "(99.9 % of the errors" in Giveaway("a", "b", 0.99999, "classification").text
 
 
+def test_a_correlation_of_95_percent_is_doubted_and_so_is_a_name() -> None:
+    noise = GENERATOR.normal(size=N)
+    nearly = AGE + 3 * noise  # r = .96
+    assert data_of(target="age", total=nearly).warnings
+    called = AGE + 8 * noise  # r = .78
+    assert not data_of(target="age", total=called).warnings
+    (warning,) = data_of(target="age", total_age=called).warnings
+    assert '"total_age" alone predicts the target "age"' in warning
+    assert not data_of(target="age", mother_age=noise).warnings
+
+
+def test_a_function_of_the_survival_time_is_doubted_and_so_is_one_of_the_event() -> None:
+    days = GENERATOR.exponential(100, N).round(1) + 1
+    seen = (GENERATOR.random(N) < 0.6).astype(int)
+    rows = {"age": AGE, "days": days, "seen": seen, "hospital": SITE}
+
+    def warnings(**columns: Any) -> list[str]:
+        table = DataTable.of(rows | columns)
+        how: dict[str, Any] = {"target": "days", "event": "seen", "client": "hospital", "kind": "survival"}
+        return list(from_tables([table], "t", **how).warnings)
+
+    assert not warnings(marker=-np.log(days) + GENERATOR.normal(size=N))
+    for leak in (1000 / days, np.log(days) + 0.1 * GENERATOR.normal(size=N), days**2):
+        (warning,) = warnings(visits=leak)
+        assert '"visits" alone tells the time of survival' in warning
+    (warning,) = warnings(cause=np.where(seen, "heart", "none"))
+    assert '"cause" alone predicts the target "seen"' in warning
+
+
+# 7. and 8. Numbers far away, and other units
+
+
+def test_a_few_numbers_far_from_all_others_are_doubted() -> None:
+    far = np.where(np.arange(N) % 100 == 3, 999_999.0, AGE)
+    (warning,) = data_of(weight=far).warnings
+    assert '"weight" has 2 of 200 numbers far from all others (999999)' in warning
+    assert "leave these cells empty" in warning
+    for usual in (np.exp(2 * GENERATOR.normal(size=N)), GENERATOR.integers(0, 3, N), 1e6 + AGE):
+        assert not data_of(weight=usual).warnings
+
+
+def test_a_site_in_another_unit_is_doubted() -> None:
+    glucose = np.where(SITE == "oslo", 18 * AGE, AGE + GENERATOR.normal(size=N))
+    (warning,) = data_of(glucose=glucose).warnings
+    assert '"glucose" may have another unit at oslo: its numbers there are 17' in warning or "18" in warning
+    higher = np.where(SITE == "oslo", AGE + 60, AGE + GENERATOR.normal(size=N))
+    assert not data_of(glucose=higher).warnings
+
+
 # 4. Constant columns
 
 

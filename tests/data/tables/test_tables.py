@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -21,7 +22,7 @@ from copfl.data.sets import datasets, hub
 from copfl.data.sets.datasets import load
 from copfl.data.sets.overview import overview
 from copfl.data.tables import encoders, files, tables
-from copfl.data.tables.columns import DataTable, as_numbers, column_of, not_numbers
+from copfl.data.tables.columns import DataTable, as_numbers, check_plain, column_of, not_numbers
 from copfl.errors import DataError, UsageError, on_command_line
 from tests.data.files import assert_well_formed
 
@@ -650,3 +651,133 @@ def test_words_that_are_read_as_missing_values_are_named(tmp_path: Path) -> None
     ):
         load(tmp_path / "t.csv", target="pain")
     assert re.search(named, load(tmp_path / "t.csv", target="pain", missing="drop").note)
+
+
+# -- files that are made to occupy a machine --
+
+
+def test_more_columns_than_a_person_has_genes_are_refused_at_once(tmp_path: Path) -> None:
+    """Each name was counted in all others: 150,000 columns took minutes before anything was said."""
+    wide = tmp_path / "wide.csv"
+    wide.write_text(",".join(f"c{n}" for n in range(150_000)) + "\n" + ",".join("1" * 150_000) + "\n")
+    began = time.process_time()
+    with pytest.raises(DataError, match=r"wide.csv has 150,000 columns; at most 30,000 are read"):
+        files.read_table(wide)
+    assert time.process_time() - began < 5  # a tenth of a second on a machine that does nothing else
+
+
+def test_a_name_that_is_there_twice_is_found_in_linear_time(tmp_path: Path) -> None:
+    names = [f"c{n}" for n in range(30_000)]
+    began = time.process_time()
+    with pytest.raises(DataError, match="'c29999' twice"):
+        files._check_names(tmp_path, [*names[1:], "c29999"])
+    assert time.process_time() - began < 2
+
+
+def test_many_keys_in_lines_of_json_are_refused(tmp_path: Path) -> None:
+    at_once, by_and_by = tmp_path / "at_once.jsonl", tmp_path / "by_and_by.jsonl"
+    at_once.write_text(json.dumps({f"k{n}": 1 for n in range(200_000)}) + "\n")
+    with by_and_by.open("w") as file:
+        for line in range(10_000):
+            file.write(json.dumps({f"k{20 * line + n}": 1 for n in range(20)}) + "\n")
+    began = time.process_time()
+    with pytest.raises(DataError, match=r"200,000 different keys up to line 1, .*at most 30,000 are read"):
+        files.read_table(at_once)
+    with pytest.raises(DataError, match=r"30,020 different keys up to line 1501"):
+        files.read_table(by_and_by)
+    assert time.process_time() - began < 10
+
+
+def test_keys_that_hardly_any_line_has_are_no_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "FEW_CELLS", 1000)
+    sparse = tmp_path / "sparse.jsonl"
+    sparse.write_text("".join(json.dumps({f"k{n}": 1}) + "\n" for n in range(100)))
+    with pytest.raises(DataError, match=r"100 different keys .* a line has 1 of them: .* 1 in 100 cells"):
+        files.read_table(sparse)
+    half_empty = tmp_path / "half.jsonl"
+    half_empty.write_text("".join(json.dumps({f"k{n % 2}": n}) + "\n" for n in range(1000)))
+    assert files.read_table(half_empty).columns["k1"].null_count == 500
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_a_line_without_an_end_is_not_read(
+    tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "BLOCK", 1000)
+    path = tmp_path / f"endless.{ending}"
+    path.write_text(f"a{' ' * 1000}")
+    with pytest.raises(DataError, match=r"line 1, has 1,000 or more characters"):
+        files.read_table(path)
+
+
+def test_a_first_row_of_many_lines_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "BLOCK", 1000)
+    path = tmp_path / "lines.csv"
+    path.write_text(",".join('"a\n"' for _ in range(1000)))
+    with pytest.raises(DataError, match="a row of more than 1,000 characters"):
+        files.read_table(path)
+
+
+def bomb(path: Path, times: int, encoding: str) -> Path:
+    """A file with one text of a million characters in every row."""
+    import pyarrow
+    from pyarrow import parquet
+
+    text = pyarrow.array(["x" * 10**6])
+    if encoding == "dictionary":
+        column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * times, pyarrow.int32()), text)
+        parquet.write_table(pyarrow.table({"a": column}), path, compression="zstd", store_schema=False)
+    else:
+        table = pyarrow.table({"a": pyarrow.concat_arrays([text] * times)})
+        options = {"use_dictionary": False, "column_encoding": {"a": encoding}}
+        parquet.write_table(table, path, compression="zstd", write_statistics=False, **options)
+    return path
+
+
+def test_a_text_that_repeats_in_a_parquet_file_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    """Less than a kilobyte on disk, and 40 GB in memory."""
+    path = bomb(tmp_path / "t.parquet", 40_000, "dictionary")
+    assert path.stat().st_size < 1000
+    with pytest.raises(
+        DataError, match=r"would unpack to 40,\d+,\d+,\d+ bytes or more; at most 4,294,967,296"
+    ):
+        files.read_table(path)
+
+
+@pytest.mark.parametrize("encoding", ["dictionary", "DELTA_BYTE_ARRAY", "PLAIN"])
+def test_every_encoding_of_repeated_texts_is_counted(
+    tmp_path: Path, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = bomb(tmp_path / "t.parquet", 20, encoding)
+    monkeypatch.setattr(files, "LARGEST_FILE", 25 * 10**6)
+    assert len(files.read_table(path)) == 20  # what is stored and what becomes of it are not added up
+    monkeypatch.setattr(files, "LARGEST_FILE", 10**7)
+    with pytest.raises(DataError, match="would unpack to"):
+        files.read_table(path)
+
+
+def test_numbers_that_repeat_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.table({"a": pyarrow.array([b"0" * 100] * 50_000, pyarrow.binary(100))}), path)
+    assert path.stat().st_size < 2000
+    monkeypatch.setattr(files, "LARGEST_FILE", 4_000_000)
+    with pytest.raises(DataError, match="would unpack to 5,000,000 bytes"):
+        files.read_table(path)
+
+
+def test_lists_in_a_parquet_file_are_not_read(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    table = pyarrow.table({"a": [1, 2], "many": [[1, 2], [3]], "b": ["x", "y"]})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    columns = files.read_table(tmp_path / "t.parquet").columns
+    assert list(columns) == ["a", "many", "b"]
+    assert columns["many"].null_count == 2
+    with pytest.raises(DataError, match='the column "many" has list<'):
+        check_plain("many", columns["many"])

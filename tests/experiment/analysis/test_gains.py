@@ -15,11 +15,12 @@ from copfl.core.task import Data
 from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
+from copfl.experiment import reading
 from copfl.experiment.analysis import gains
-from copfl.experiment.analysis.gains import Gains, similar_first
+from copfl.experiment.analysis.gains import GAINS, Gains, similar_first
 from copfl.experiment.folder import BASELINE, RunFolder
 from copfl.measures.metrics import METRICS
-from copfl.report import page, run_data
+from copfl.report import page
 from tests.commands import TINY as TINY_OPTIONS
 from tests.commands import called
 
@@ -70,7 +71,7 @@ def test_alone_is_the_run_of_local_and_the_rounds_do_not_change(algorithm: str, 
     assert result.gains is not None
     assert result.gains.alone.tolist() == local.accuracy[-1].tolist()
     assert result.gains.personal.tolist() == result.accuracy[-1].tolist()
-    read = gains.read(tmp_path / "run")
+    read = GAINS.read(tmp_path / "run")
     assert read is not None
     assert read.alone.tolist() == result.gains.alone.tolist()
     assert read.constant.tolist() == pytest.approx([1 / 3] * 3)  # of three classes, as many samples of each
@@ -92,7 +93,7 @@ def test_the_file_of_the_baseline_trains_alone_as_the_run_did(
     assert gained is not None
     file = tmp_path / "run" / BASELINE / "run.toml"
     assert called(capsys, "run", "-c", file, "-q", "-o", tmp_path / "alone").code == 0
-    repeated = gains.read(tmp_path / "alone")
+    repeated = GAINS.read(tmp_path / "alone")
     assert repeated is not None
     assert repeated.alone.tolist() == gained.alone.tolist()
     assert copfl.run("local", **TINY, lr=0.01).accuracy[-1].tolist() != gained.alone.tolist()
@@ -164,12 +165,12 @@ def test_the_command_and_the_report_show_it(tmp_path: Path, capsys: pytest.Captu
     assert answer.out.splitlines()[2].split()[-5:] == ["alone", "global", "personal", "gain", "weight"]
     assert "clients gain over training" in answer.out.replace("\n", " ")
     assert "New clients: accuracy in %" in answer.out
-    charts = {c.name: c for s in page.sections(run_data.read_all([out])) for c in s.charts}
+    charts = {c.name: c for s in page.sections(reading.read_all([out])) for c in s.charts}
     assert {"gain", "new", "cross", "mask-overlap", "label-overlap"} <= charts.keys()
     without = tmp_path / "without"
     answer = called(capsys, "run", *TINY_OPTIONS, "--rounds", 2, "--no-local-baseline", "--out", without)
     assert "gain" not in answer.out
-    assert not (without / gains.FILE).exists()
+    assert not (without / GAINS.file).exists()
 
 
 def test_a_stopped_local_baseline_continues_to_the_same_files(
@@ -189,11 +190,11 @@ def test_a_stopped_local_baseline_continues_to_the_same_files(
     monkeypatch.setattr(RunFolder, "append", stopped)
     with pytest.raises(KeyboardInterrupt):
         copfl.run("fedavg", **how, out=tmp_path / "stopped")
-    assert not (tmp_path / "stopped" / gains.FILE).exists()
+    assert not (tmp_path / "stopped" / GAINS.file).exists()
     copfl.resume(tmp_path / "stopped")
     assert trained == [1, 2, 3, 3]
     for name in (
-        gains.FILE,
+        GAINS.file,
         "rounds.jsonl",
         f"{BASELINE}/rounds.jsonl",
         "models/client-0000/weights.safetensors",
@@ -210,10 +211,10 @@ def test_the_matrix_of_a_regression_is_of_its_metric(tmp_path: Path) -> None:
     errors = copfl.load(tmp_path / "run", 0).outputs(samples.x)[:, 0] - samples.y.ravel()
     assert cross.metric == "rmse"
     assert cross.values[0, 1] == pytest.approx(np.sqrt((errors**2).mean()), rel=1e-5)
-    read = gains.read(tmp_path / "run")
+    read = GAINS.read(tmp_path / "run")
     assert read is not None
     assert read.cross.metric == "rmse"
-    charts = {c.name: c for s in page.sections(run_data.read_all([tmp_path / "run"])) for c in s.charts}
+    charts = {c.name: c for s in page.sections(reading.read_all([tmp_path / "run"])) for c in s.charts}
     heat = charts["cross"]
     assert isinstance(heat, Heat)
     assert heat.low_is_bright

@@ -265,15 +265,22 @@ def test_a_client_is_named_by_its_number_or_its_name(
     assert (refused.code, "the run has clients 0 to 1: north, south" in refused.err) == (2, True)
 
 
-def test_a_name_that_is_the_number_of_another_client_is_not_guessed(tmp_path: Path) -> None:
+def test_a_number_is_that_of_the_file_where_the_file_numbers_its_sites(tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32), np.arange(60) % 2
     np.savez(tmp_path / "data.npz", x=x, y=y, group=np.repeat([1, 2, 3], 20))
     settings: dict[str, Any] = {"partition": "by_group", "model": "mlp", "rounds": 1}
     copfl.run("fedavg", str(tmp_path / "data.npz"), **settings, out=tmp_path / "run")
-    with pytest.raises(UsageError, match=r'name of another; write "0 \(1\)" or "1 \(2\)"'):
-        copfl.load(tmp_path / "run", "1")
-    wanted: list[int | str] = ["0", "0 (1)", "1 (2)", "3", 1]
-    assert [copfl.load(tmp_path / "run", one).description.origin.client for one in wanted] == [0, 0, 1, 2, 1]
+    with pytest.raises(UsageError, match="there is no client 0; the run has clients 0 to 2: 1, 2, 3"):
+        copfl.load(tmp_path / "run", "0")
+    wanted: list[int | str] = ["1", "2", "3", "0 (1)", "1 (2)", 1]  # a number in Python counts from 0
+    assert [copfl.load(tmp_path / "run", one).description.origin.client for one in wanted] == [
+        0,
+        1,
+        2,
+        0,
+        1,
+        1,
+    ]
 
 
 def test_what_is_wrong_with_a_folder_is_said(run: Path, tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ from copfl.errors import CopflError, UsageError
 from copfl.experiment import survival
 from copfl.experiment.bundle.places import FILE
 from copfl.experiment.models.client_models import WEIGHTS
+from copfl.experiment.reading import read_all
+from copfl.experiment.survival import SURVIVAL
 from copfl.measures.survival import baseline_hazard
 from copfl.report.page import sections
-from copfl.report.run_data import read_all
 from tests.commands import called
 from tests.data.test_survival import cohort, written
 from tests.hostile import COUNT, json_versions
@@ -156,7 +157,7 @@ def test_the_run_says_what_probabilities_are_worth(
     folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for run in ("cox", "discrete"):
-        found = survival.read(folder / run)
+        found = SURVIVAL.read(folder / run)
         assert found is not None
         assert (found.brier < 0.25).all()
         assert (found.gains > 0).any()
@@ -213,11 +214,11 @@ def test_the_calibration_by_hand() -> None:
 
 
 def test_a_curve_with_more_times_than_values_is_refused(folder: Path, tmp_path: Path) -> None:
-    content = json.loads((folder / "cox" / survival.FILE).read_text())
+    content = json.loads((folder / "cox" / SURVIVAL.file).read_text())
     content["thirds"][0]["times"].append(1.0)
-    (tmp_path / survival.FILE).write_text(json.dumps(content))
+    (tmp_path / SURVIVAL.file).write_text(json.dumps(content))
     with pytest.raises(copfl.errors.RunError, match="different lengths"):
-        survival.read(tmp_path)
+        SURVIVAL.read(tmp_path)
 
 
 def test_a_hazard_that_falls_is_refused(folder: Path, tmp_path: Path) -> None:

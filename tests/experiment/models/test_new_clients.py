@@ -19,6 +19,7 @@ from copfl.core.payload import innermost
 from copfl.core.task import Experts
 from copfl.errors import UsageError
 from copfl.experiment.models import new_clients
+from copfl.experiment.models.new_clients import NEW_CLIENTS
 from copfl.experiment.preparation import prepare
 from copfl.settings import named_code
 from copfl.settings.complete import complete
@@ -49,7 +50,7 @@ def test_new_clients_do_not_train_and_do_not_change_the_others(
     assert np.isnan(result.accuracy[:, new.clients]).all()
     assert new.accuracy.keys() == new.alone.keys() == {"1", "5", "all"}
     assert new.alone["all"].mean() > 0.5
-    read = new_clients.read(tmp_path / "run")
+    read = NEW_CLIENTS.read(tmp_path / "run")
     assert read is not None
     assert read.accuracy["5"].tolist() == new.accuracy["5"].tolist()
     monkeypatch.setattr(new_clients, "UPDATES", 2)

@@ -27,6 +27,10 @@ from copfl.federation.node import (
 )
 from copfl.federation.node.data import node_data
 from copfl.federation.node.known_data import hashes_of
+from copfl.federation.node.secure_memory import Objective, RememberedSum, SumHistory
+from copfl.federation.policy.file import FILE, write_policy
+from copfl.federation.policy.record import Policy
+from copfl.federation.policy.refusal import PolicyError
 from copfl.federation.protocol import secure_sum
 from copfl.federation.protocol.keys import own_key
 from copfl.federation.protocol.messages import Field
@@ -34,6 +38,7 @@ from copfl.federation.protocol.proposal import Proposal, Rotation, rotation_stat
 from copfl.federation.protocol.secure_members import Subject, context_of, keys_statement
 from copfl.federation.protocol.secure_sum import Floats, Keys, MaskedSum, neighbours
 from copfl.federation.protocol.settings import federation_of, settings_of
+from copfl.parts.mixed_model import unpacked
 from copfl.wire import Head, Packet
 from tests.federation.network import CONFIG, digits, node_of, write_nodes
 from tests.federation.signing import key_of, proposed
@@ -106,7 +111,8 @@ class Malicious:
         }
         given |= {"optimizer.lr": 0.1, **(config or {})}
         every = {k: v for k, v in CONFIG.items() if k != "session.run"} | given
-        self.settings = settings_of({k: v for k, v in every.items() if (k, v) != ("model.width", 0)})
+        left_out = (("model.width", 0), ("optimizer.lr", 0))
+        self.settings = settings_of({k: v for k, v in every.items() if (k, v) not in left_out})
         self.session, self.proposal = secrets.token_hex(8), proposal
         self.noise: dict[int, float] = {}  # what is added to the model that a client receives
         self.shown_keys: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
@@ -300,6 +306,227 @@ def test_the_settings_that_leave_out_rows() -> None:
     assert rows("drop", group="lab") == "complete in age, lab, outcome; together by lab"
 
 
+def test_the_settings_by_which_rows_count() -> None:
+    """All of an objective but its metrics; of another target it may be another one."""
+    columns = (Column(name="age", type="number", mean=0.0, deviation=1.0),)
+
+    def objective(*targets: str, **settings: Any) -> Objective:
+        task = "survival" if len(targets) > 1 else "regression"
+        named = tuple(Column(name=name, type="number", mean=0.0, deviation=1.0) for name in targets)
+        contract = Contract(missing="fill", task=task, columns=columns, targets=named)
+        tables = {
+            "model": {"name": "mlp"},
+            "samples": {"contract": contract.as_json(), "kind": task, "classes": 1},
+        }
+        given = {title: tables.get(title, {}) | settings.get(title, {}) for title in (*tables, "task")}
+        return secure_memory.objective_of(federation_of(given))
+
+    days = objective("days")
+    for same in ({}, {"task": {"loss": "squared"}}, {"task": {"metrics": ["mae"]}}, {"model": {"width": 3}}):
+        assert objective("days", **same) == days
+    for other in ({"loss": "huber"}, {"loss": "huber", "delta": 0.5}, {"loss": "absolute"}):
+        assert objective("days", task=other) != days
+    assert objective("days", samples={"target_mean": [3.0], "target_std": [1.0]}) != days
+    assert objective("days", model={"max_length": 5}) != days
+    history = SumHistory([RememberedSum("data", frozenset("abc"), "", days, frozenset())])
+
+    def changes(further: Objective) -> int:
+        return history.changes(history[0]._replace(objective=further))
+
+    assert (changes(days), changes(objective("cost")), changes(Objective())) == (0, 0, 0)
+    assert changes(objective("days", task={"loss": "absolute"})) == 1
+    assert changes(objective("days", "died")) == changes(objective("days", "died", "began")) == 1
+    cox, breslow = (objective("days", "died", task=task) for task in ({}, {"ties": "breslow"}))
+    assert SumHistory(history[0]._replace(objective=one) for one in (cox, days, breslow)).changes() == 2
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 0.0], [1.0, 1.0, 1e-6], [0.0, 0.0, 0.0], [1.0, 1.0, -1.0]])
+def test_weights_that_leave_out_a_class_are_refused_in_secure_sums(weights: list[float]) -> None:
+    config = {"model.name": "linear", "samples.classes": 3, "task.class_weights": weights}
+    with pytest.raises(UsageError, match=r"task\.class_weights.* at least 0.001 of the largest"):
+        federation_of(config | {"secure.aggregation": True})
+    federation_of(config)
+    federation_of(config | {"secure.aggregation": True, "task.class_weights": [1.0, 1.0, 0.01]})
+
+
+PLAIN = {"model.name": "linear", "model.width": 0, "optimizer.name": "sgd", "algorithm.weights": "equal"}
+
+
+class ObjectiveAttack(NamedTuple):
+    """Two runs that differ in an option of the objective, about data in which it concerns the last row of node 0."""
+
+    targets: Callable[[int, int], Any]  # of a node, with so many rows
+    first: dict[str, Any]
+    second: dict[str, Any]
+
+
+def rare_class(node: int, count: int) -> Any:
+    """Classes 0 to 8; the last row of node 0 alone has the class 9."""
+    y = np.arange(count) % 9
+    return np.where((np.arange(count) == count - 1) & (node == 0), 9, y)
+
+
+def times(node: int, count: int) -> Any:
+    """Events at odd times; the last row of node 0 alone has one at 2."""
+    y = 1.0 + 2 * (np.arange(count) % 20)
+    y = np.where((np.arange(count) == count - 1) & (node == 0), 2.0, y)
+    return np.stack([y, np.ones(count)], 1).astype(np.float32)
+
+
+def values(node: int, count: int) -> Any:
+    """Quarters; the last row of node 0 alone is 2.5."""
+    y = (np.arange(count) % 7 + 0.25).astype(np.float32)
+    return np.where((np.arange(count) == count - 1) & (node == 0), np.float32(2.5), y)
+
+
+SURVIVAL = {"samples.kind": "survival", "task.loss": "discrete_time", "samples.classes": 2}
+ABSOLUTE = {
+    "samples.kind": "regression",
+    "task.loss": "absolute",
+    "samples.classes": 1,
+    "samples.target_std": [1.0],
+}
+OBJECTIVES = {
+    "class weights": ObjectiveAttack(rare_class, {}, {"task.class_weights": [1.0] * 9 + [0.5]}),
+    "cuts": ObjectiveAttack(
+        times, SURVIVAL | {"task.cuts": [1.9, 30.0]}, SURVIVAL | {"task.cuts": [2.1, 30.0]}
+    ),
+    "scale": ObjectiveAttack(
+        values, ABSOLUTE | {"samples.target_mean": [2.49]}, ABSOLUTE | {"samples.target_mean": [2.51]}
+    ),
+}
+
+
+@pytest.mark.parametrize("option", OBJECTIVES)
+def test_a_second_sum_in_which_rows_count_otherwise_is_refused(
+    option: str, nodes: Nodes, tmp_path: Path
+) -> None:
+    """With a model of zeros the difference of both sums was the row, whose pixels anybody can look at."""
+    attack = OBJECTIVES[option]
+    other = with_targets(nodes, tmp_path, attack.targets)
+    row = np.load(nodes[0]["data"])["x"][-1].reshape(1, 64)
+    whole = of_zeros(other, "first", attack.first)
+    with pytest.raises(WireError, match="two sums in which rows count differently reveals them"):
+        of_zeros(other, "second", attack.second)
+    allowed = {n: config | {secure_memory.CHANGES: 1} for n, config in other.items()}
+    difference = of_zeros(allowed, "third", attack.second) - whole
+    assert np.abs(np.corrcoef(difference, row)[-1, :-1]).max() > 0.999  # what the refusal is for
+
+
+def with_targets(nodes: Nodes, folder: Path, targets: Callable[[int, int], Any]) -> Nodes:
+    """The nodes with the same samples, and other targets."""
+    changed = {}
+    for n, config in nodes.items():
+        arrays = dict(np.load(config["data"]))
+        arrays |= {name: targets(n, len(arrays[name])) for name in ("y", "y_test")}
+        np.savez(folder / f"{n}.npz", **arrays)
+        changed[n] = config | {"data": str(folder / f"{n}.npz")}
+    return changed
+
+
+def of_zeros(nodes: Nodes, run: str, settings: dict[str, Any], round: int = 0) -> Floats:
+    """The weights of each output in a sum after one step on all rows, from a linear model of zeros."""
+    size = max(len(np.load(config["data"])["y"]) for config in nodes.values())
+    server = Malicious(nodes, run=run, config=PLAIN | {"run.batch": size} | settings, round=round)
+    initial, outputs = server.model(0), int(settings.get("samples.classes", 10))
+    server.model = lambda client: tree.each(torch.zeros_like, initial)  # type: ignore[method-assign]
+    return server.total(ALL)[: 64 * outputs].reshape(outputs, 64)
+
+
+# -- one sum with many outputs -------------------------------------------------------------------------------
+
+
+def found_rows(nodes: Nodes, found: Floats) -> int:
+    """How many rows of node 0 are told by the weights of some outputs.
+
+    Two classes differ by their rows. Of an interval the weights are those of the rows that go through it, less those
+    that end in it, so one interval after the other tells who goes on.
+    """
+    rows = np.load(nodes[0]["data"])["x"].reshape(-1, 64).astype(float)
+    through, ends = np.zeros(64), list[Floats]()
+    for of_interval in found:
+        through, before = of_interval + through / 2, through
+        ends.append(before - through)
+    vectors = np.concatenate([np.diff(found, axis=0), found - found[-1], ends])
+    vectors = vectors[np.abs(vectors).max(1) > 1e-3]
+    both = np.corrcoef(np.concatenate([rows, vectors]))[: len(rows), len(rows) :]
+    return int((np.abs(both) > 0.999).any(1).sum()) if len(vectors) else 0
+
+
+MANY = 400
+UNIQUE_TIMES = SURVIVAL | {"task.cuts": [n + 0.5 for n in range(MANY)], "samples.classes": MANY}
+UNIQUE_CLASSES = {"samples.classes": MANY}
+MANY_OUTPUTS: dict[str, tuple[Callable[[int, int], Any], dict[str, Any]]] = {
+    "intervals": (
+        lambda node, count: np.stack(
+            [MANY // 5 * (4 - node) + 1.0 + np.arange(count) % 80, np.ones(count)], 1
+        ),
+        UNIQUE_TIMES,
+    ),
+    "classes": (lambda node, count: MANY // 5 * node + np.arange(count) % 79, UNIQUE_CLASSES),
+}
+
+
+@pytest.mark.parametrize("what", MANY_OUTPUTS)
+def test_a_sum_with_many_outputs_is_of_no_single_row(what: str, nodes: Nodes, tmp_path: Path) -> None:
+    """Each class of one row, and each interval in which one row ends, was this row in the sum."""
+    targets, settings = MANY_OUTPUTS[what]
+    few = with_targets(nodes, tmp_path, targets)
+    arrays = dict(np.load(few[0]["data"]))
+    arrays |= {name: arrays[name][:60] for name in ("x", "y")}
+    np.savez(few[0]["data"], **arrays)
+    whole = of_zeros(few, "first", settings)
+    assert found_rows(few, whole) > 40  # what the policy's line is for
+    for config in few.values():
+        write_policy(Path(config["state-dir"]) / FILE, Policy(least_rows=5))
+    merged = of_zeros(few, "second", settings)
+    assert found_rows(few, merged) == 0
+    if what == "intervals":
+        assert np.abs(merged).max() > 0.01  # they are learned from, in groups
+
+
+def test_products_of_columns_are_of_no_single_row(nodes: Nodes, tmp_path: Path) -> None:
+    """The sums of `levels` have a row of products for each column: one that a row alone has was this row."""
+    regression = {"samples.kind": "regression", "samples.classes": 1, "algorithm.name": "levels"}
+    config = {"model.name": "linear", "model.width": 0, "algorithm.varying": "none", "optimizer.lr": 0}
+    alone = with_targets(nodes, tmp_path, values)
+    for n, options in alone.items():
+        arrays = dict(np.load(options["data"]))
+        arrays["x"][:, 0, 0, 0] = 0
+        arrays["x"][-1:, 0, 0, 0] = 255 if n == 0 else 0
+        np.savez(options["data"], **arrays)
+    row = np.load(alone[0]["data"])["x"][-1].reshape(64)
+
+    def told(run: str) -> float:
+        asked = Malicious(alone, run=run, config=regression | config)
+        sums = asked.total(ALL)[: 2 + 66 * 67 // 2]
+        (products,) = unpacked(torch.from_numpy(sums), 1, 66, 0).g[:, 0].numpy()
+        usual = (0 - 0.3) / 0.37  # of the column
+        found = products[0, 1:64] - usual * products[64, 1:64]
+        return float(np.corrcoef(found, row[1:])[0, 1]) if np.abs(found).max() > 0.1 else 0.0
+
+    assert told("first") > 0.999  # what the policy's line is for
+    for options in alone.values():
+        write_policy(Path(options["state-dir"]) / FILE, Policy(least_rows=5))
+    assert told("second") < 0.9
+
+
+@pytest.mark.parametrize("wire_format", ["fp32", "bf16"])
+def test_a_first_model_of_the_servers_choice_is_refused(wire_format: str, nodes: Nodes) -> None:
+    """A model of zeros shows sums of rows by class. Later models follow from sums that a node does not see."""
+    for config in nodes.values():
+        write_policy(Path(config["state-dir"]) / FILE, Policy(first_model=True))
+    how = {"network.wire": wire_format}
+    honest, chosen = Malicious(nodes, config=how), Malicious(nodes, run="second", config=how)
+    honest.total(ALL)
+    chosen.noise[-1] = 0.5
+    with pytest.raises(PolicyError, match=r"first model is not the one .* \[first_model\]"):
+        chosen.total(ALL)
+    later = Malicious(nodes, round=1, config=how)
+    later.noise[-1] = 0.5
+    later.total(ALL)
+
+
 @pytest.mark.parametrize(
     ("settings", "is_told"),
     [
@@ -460,7 +687,7 @@ def test_a_node_that_is_killed_in_a_phase_answers_the_repeated_request(
     assert np.array_equal(Malicious(summed, run="second").total(ALL), one_sum.total)
     assert kills == [phase, phase]
     memory = json.loads((Path(summed[0]["state-dir"]) / ".secure" / secure_memory.FILE).read_text())
-    assert [(len(members), rows, len(uploads)) for _, members, rows, uploads in memory] == [(5, "", 1)]
+    assert [(len(members), rows, len(uploads)) for _, members, rows, _, uploads in memory] == [(5, "", 1)]
 
 
 # -- what the owner may allow --------------------------------------------------------------------------------

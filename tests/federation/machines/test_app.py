@@ -44,7 +44,9 @@ def test_init_writes_an_app_whose_config_fits(tmp_path: Path) -> None:
     assert app["config"]["optimizer"]["name"] == "mamo"
     assert app["secure"] is False
     assert not (folder / "keys" / "server.key").exists()
-    with pytest.raises(RunError, match="holds an app already"):
+    with pytest.raises(
+        RunError, match="holds a federation already: invite further sites with `copfl federate invite"
+    ):
         init(folder)
 
 

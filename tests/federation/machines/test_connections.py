@@ -91,6 +91,59 @@ def test_an_address_has_a_number_of_connections(monkeypatch: pytest.MonkeyPatch)
             assert answer(member).endswith(b"ok")
 
 
+def test_addresses_of_one_customer_are_one_sender() -> None:
+    """Who has IPv6 has 2**64 addresses, each of which had 64 connections."""
+    origins = [
+        connections.origin(client) for client in ("2001:db8:1:2::1", "2001:db8:1:2:ffff::", "2001:db8:1:3::1")
+    ]
+    assert origins == ["2001:db8:1:2::/64", "2001:db8:1:2::/64", "2001:db8:1:3::/64"]
+    assert connections.origin("::ffff:192.0.2.7") == connections.origin("192.0.2.7") == "192.0.2.7"
+    assert connections.origin("192.0.2.7") != connections.origin("192.0.2.8")
+    assert connections.origin("") == ""
+
+
+def test_an_endless_header_and_an_endless_trailer_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(monkeypatch, seconds=30) as port:
+        for begin in (
+            b"GET / HTTP/1.1\r\nx: ",
+            b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nx: ",
+        ):
+            with (
+                socket.create_connection(("127.0.0.1", port)) as stranger,
+                contextlib.suppress(ConnectionError),
+            ):
+                stranger.settimeout(5)
+                stranger.sendall(begin)
+                for _ in range(500):  # 31 MB
+                    stranger.sendall(b"x" * 2**16)
+                pytest.fail("the server took all of it")
+
+
+@pytest.mark.parametrize(("number", "are_answered"), [(3, True), (1000, False)])
+def test_many_requests_that_do_not_wait_for_answers_are_refused(
+    number: int, are_answered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each was a record of 2 kB for 18 bytes, as many as arrived. A node may be quicker than the end of an answer."""
+    with (
+        serving(monkeypatch, seconds=30) as port,
+        socket.create_connection(("127.0.0.1", port)) as sender,
+    ):
+        sender.settimeout(5)
+        sender.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * number)
+        received = b""
+        with contextlib.suppress(ConnectionError):
+            while received.count(b"ok") < number and (more := sender.recv(2**16)):
+                received += more
+        assert (received.count(b" 200 OK") == number) == are_answered
+
+
+def test_the_headers_of_a_later_request_have_a_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(monkeypatch) as port, socket.create_connection(("127.0.0.1", port)) as stranger:
+        assert answer(stranger).endswith(b"ok")
+        stranger.sendall(b"GET / HTTP/1.1\r\nHost")
+        assert is_closed(stranger)
+
+
 def test_this_machine_has_no_limit() -> None:
     assert planes.is_this_machine("127.0.0.1")
     assert not planes.is_this_machine("192.0.2.1")

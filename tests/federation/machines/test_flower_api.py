@@ -5,18 +5,29 @@ When a release of Flower changes one of them, this file fails first and says whi
 
 from __future__ import annotations
 
+import ast
+import importlib
 import inspect
 import logging
 import re
+import textwrap
 from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
-from copfl.federation.machines import flower_api, superlink
+import uvicorn
+
+from copfl.federation.machines import connections, flower_api, superlink
+from copfl.federation.machines.bodies import MOST_OF_AN_OBJECT, OBJECTS, Bodies
+from copfl.federation.machines.deployed import superlink_options
+from copfl.federation.machines.planes import FLEET, Planes
 from copfl.federation.machines.supernode import Connection
 from copfl.federation.protocol import secret_sharing
 
@@ -33,6 +44,13 @@ PARAMETERS = {
 }
 
 
+def calls_of(place: Any, name: str) -> list[ast.Call]:
+    """The calls of this name in the source of a function or a module."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(place)))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [call for call in calls if ast.unparse(call.func) == name]
+
+
 @pytest.mark.parametrize("name", sorted(flower_api.PRIVATE))
 def test_every_private_name_is_there(name: str) -> None:
     value = getattr(flower_api, name)
@@ -41,9 +59,77 @@ def test_every_private_name_is_there(name: str) -> None:
         assert [p for p in PARAMETERS[name] if p not in parameters] == [], f"of {name}: {list(parameters)}"
 
 
-def test_what_is_replaced_in_the_superlink_is_called_by_it() -> None:
-    assert callable(flower_api.control_handlers.start_run)
-    assert callable(flower_api.extensions.get_middleware)
+def test_the_limits_of_connections_are_those_of_flowers_server() -> None:
+    """`limit_connections` replaces `uvicorn.run` of the module; what Flower passes itself would replace the limits."""
+    module = flower_api.superlink_module
+    (call,) = calls_of(module, "uvicorn.run")
+    assert module.uvicorn.run is uvicorn.run
+    module = SimpleNamespace(uvicorn=SimpleNamespace(run=uvicorn.run))
+    connections.limit_connections(module)
+    assert not {*module.uvicorn.run.keywords} & {keyword.arg for keyword in call.keywords}
+
+
+def test_what_stands_before_flowers_server_is_outermost(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flwr.superlink.main import create_app
+    from starlette.middleware import Middleware
+
+    monkeypatch.setattr(
+        flower_api.extensions, "get_middleware", lambda: (Middleware(Planes), Middleware(Bodies))
+    )
+    names = [one.cls for one in create_app().user_middleware]
+    assert names[:2] == [Planes, Bodies]
+    assert len(names) > 2  # Flower's own are behind: they ask who it is, after they have read the body
+
+
+def test_a_run_starts_by_the_function_that_is_checked() -> None:
+    """It is looked up in its module for each request, where copfl has put its own."""
+    router = importlib.import_module("flwr.superlink.routers.control.router")
+    assert len(calls_of(router.start_run, "control_handlers.start_run")) == 1
+    assert router.control_handlers is flower_api.control_handlers
+
+
+def test_the_options_of_the_server_are_flowers() -> None:
+    """A release that serves HTTP alone drops options: copfl names none that Flower calls deprecated."""
+    parser = flower_api.superlink_module._parse_args_run_superlink()
+    for secure in (True, False):
+        given = superlink_options("127.0.0.1", 8800, "superlink.db", secure=secure)
+        parser.parse_args(given)
+        for action in parser._actions:
+            if {*action.option_strings} & {*given}:
+                assert "deprecated" not in str(action.help).lower(), action.option_strings
+
+
+def test_nothing_of_grpc_is_used() -> None:
+    assert not [name for name, place in flower_api.PRIVATE.items() if "grpc" in place.lower()]
+    machines = Path(inspect.getfile(flower_api)).parent
+    assert not [path.name for path in machines.glob("*.py") if "grpc" in path.read_text().lower()]
+
+
+def test_parts_of_messages_are_sent_where_large_bodies_are_allowed() -> None:
+    from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
+    from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+
+    with_bytes = {
+        path
+        for (_, path), kind in PROTOBUF_REQUEST_TYPES.items()
+        if path.startswith(FLEET) and any(field.type == field.TYPE_BYTES for field in kind.DESCRIPTOR.fields)
+    }
+    keys = {f"{FLEET}register-node", f"{FLEET}activate-node"}
+    assert with_bytes - keys == {OBJECTS}
+    assert 2 * FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE < MOST_OF_AN_OBJECT
+
+
+def test_the_supported_versions_are_those_that_are_tried() -> None:
+    """The range of pyproject.toml is the one of the page, and what constraints.txt has not, a job has."""
+    root = Path(__file__).parents[3]
+    (low, high) = re.findall(r'"flwr>=1\.(\d+),<1\.(\d+)"', (root / "pyproject.toml").read_text())[0]
+    supported = [f"1.{minor}" for minor in range(int(low), int(high))]
+    assert f"- Flower: {' and '.join(supported)}.\n" in (root / "docs" / "compatibility.md").read_text()
+    pinned = re.findall(r"^flwr==(1\.\d+)", (root / "constraints.txt").read_text(), re.MULTILINE)
+    workflow = (root / ".github" / "workflows" / "tests.yml").read_text()
+    tried = re.findall(r'"(1\.\d+)\.\d+"', re.findall(r"^ +flower: (\[.*\])$", workflow, re.MULTILINE)[0])
+    assert sorted([*pinned, *tried]) == supported
+    assert version("flwr").rpartition(".")[0] in supported
 
 
 @pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")  # Flower's

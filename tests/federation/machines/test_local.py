@@ -18,6 +18,7 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[
 
 from copfl.cli.federate import trial as trial_commands
 from copfl.errors import RunError
+from copfl.federation import init
 from copfl.federation.machines import local
 from copfl.federation.machines.local import MAX_RECONNECTS, follow
 from copfl.federation.machines.local_federation import LAST_TAG, LocalFederation
@@ -26,7 +27,9 @@ from copfl.federation.protocol.app_folder import LOCAL_HOME
 from copfl.federation.server.folder import ServerFolder
 from copfl.files import Busy
 from copfl.settings.complete import complete
+from copfl.settings.flat import nested
 from tests.commands import called
+from tests.federation.network import CONFIG
 
 
 class Ended:
@@ -74,6 +77,30 @@ def followed(
     ended: Any = Ended(code)
     folder: Any = fake
     return list(follow(fake, ended, folder, 2, pause=0)), fake
+
+
+def test_no_file_of_the_folder_takes_the_place_of_pythons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder may be somebody else's, and the programs begin in it."""
+    app = init(tmp_path / "app", nested(CONFIG))
+    (app / "json.py").write_text("from pathlib import Path; Path('executed').touch()\n")
+    federation = LocalFederation(app)
+    commands: list[list[str]] = []
+
+    def noted(name: str, command: Any) -> Any:
+        commands.append([*map(str, command)])
+        return Ended(1)
+
+    monkeypatch.setattr(federation, "start", noted)
+    with pytest.raises(RunError):
+        federation.start_superlink()
+    federation.start_node("north", {})
+    for command in commands:
+        begin = command[: command.index("-m")]
+        subprocess.run([*begin, "-c", "import json"], **federation.options, check=True)
+    assert len(commands) == 2
+    assert not (app / "executed").exists()
 
 
 def test_the_reason_is_the_last_error_of_this_start(tmp_path: Path) -> None:

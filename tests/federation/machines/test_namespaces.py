@@ -237,11 +237,13 @@ def test_four_hospitals_and_a_coordinator(machines: dict[str, Machine], tmp_path
     for block in code_blocks.blocks(several):
         if block.is_executed:
             session.execute(block)
-    create, serve, join, admit, train, use = (b.code for b in code_blocks.blocks(several) if b.skipped)
+    create, serve, join, admit, train, approve, use = (
+        b.code for b in code_blocks.blocks(several) if b.skipped
+    )
     own_page = (code_blocks.ROOT / "docs" / "tutorials" / "join.md").read_text("utf-8")
     check, *same = (b.code for b in code_blocks.blocks(own_page) if b.skipped)
     assert check == "copfl site check cleveland.invite --data cleveland.csv\n"  # tests/cli/site runs it
-    assert same == [join, use]  # the site's page is the same
+    assert same == [join, approve, use]  # the site's page is the same
 
     consent, conclusion = (b.code for b in code_blocks.blocks(own_page) if b.language == "text")
     server = machines["server"]
@@ -249,7 +251,7 @@ def test_four_hospitals_and_a_coordinator(machines: dict[str, Machine], tmp_path
     said = server.run(create)
     serving = server.type(serve)
     serving.sees("Uvicorn running")
-    nodes = {}
+    nodes, members = {}, list[str]()
     for site in SITES:
         machine = machines[site]
         machine.receive(tmp_path / f"{site}.csv")
@@ -269,7 +271,15 @@ def test_four_hospitals_and_a_coordinator(machines: dict[str, Machine], tmp_path
         said = admission.ended()
     assert "All sites are there. Train: copfl federate run clinic" in said
     coordinator = server.attention
-    said = server.run(train)
+    training = server.type(train)
+    for site in SITES:
+        nodes[site].sees("a proposal waits for you: copfl site approve")
+        approval = machines[site].type(approve.replace("cleveland", site))
+        members.append(approval.sees(r"all members  ([0-9a-f-]+)"))
+        approval.answer("read out the same fingerprint", "y")
+        approval.ended()
+    assert len(set(members)) == 1
+    said = training.ended()
     coordinator = coordinator._replace(commands=server.attention.commands)
     assert "the contract is agreed" in said
     assert serving.process.poll() is None
@@ -296,12 +306,14 @@ def test_four_hospitals_and_a_coordinator(machines: dict[str, Machine], tmp_path
             assert_said(conclusion, report)
         rows = (tmp_path / f"{site}.csv").read_text().count("\n")
         assert (machine.folder / "answers.csv").read_text().count("\n") == rows
-        assert len(machine.terminals) == 2  # one block to join, one for its report and predictions
+        assert (
+            len(machine.terminals) == 3
+        )  # one block to join, one to approve, one for its report and predictions
     at_the_end = [machines[site].attention.since(joined[site]) for site in SITES]
     assert_took(
         several,
         {
-            "each hospital, to join": list(joined.values()),
+            "each hospital, to join and to compare the members": list(joined.values()),
             "each hospital, report and predictions": at_the_end,
             "the coordinator": [coordinator],
         },

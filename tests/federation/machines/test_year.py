@@ -111,6 +111,9 @@ class Clinic:
             self.nodes[site] = node = self.program(site, "site", *joining, folder=folder / site)
             own = node.says(r"in the same call:  ([a-z ]+)\n")
             self.call("federate", "admit", "clinic", site, "--words", own)
+        self.call("federate", "propose", "clinic", "members.json")
+        for site in SITES:  # their owners compare the members before the first run
+            self.call("site", "approve", f"{site}/{site}", "members.json", "--yes")
 
     def program(
         self, name: str, *words: object, folder: Path | None = None, source: Path | None = None

@@ -20,12 +20,12 @@ import pytest
 import torch
 
 from copfl.algorithms import ALGORITHMS
+from copfl.choosing.run import run
 from copfl.core import tree
 from copfl.core.algorithm import blank_samples, example_output, traits
 from copfl.data.clients.federation import FederatedData
 from copfl.data.clients.partition import Partition
 from copfl.data.samples import Dataset, Samples
-from copfl.experiment.run import run
 from copfl.federation.protocol.settings import settings_of
 from copfl.parts.valve import size_of
 from copfl.testing import small_federation

@@ -15,8 +15,8 @@ from copfl.core import tree
 from copfl.engine.mapping import sequential
 from copfl.engine.rounds import Round, State
 from copfl.engine.simulate import Simulation, begin, simulate
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.preparation import prepare
-from copfl.experiment.result import Experiment
 from copfl.federation.machines.app import RUN_FILE, init, planned
 from copfl.federation.machines.local import follow, partition_nodes
 from copfl.federation.machines.local_federation import LocalFederation

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import logging
 import math
@@ -21,7 +23,7 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[
 from copfl.errors import UsageError
 from copfl.federation import init
 from copfl.federation.node.ledger import Spent
-from copfl.federation.operations.run_log import endpoint, operations
+from copfl.federation.operations.run_log import Metrics, endpoint, operations
 from copfl.federation.operations.status import as_text, status
 from copfl.federation.protocol import log_lines
 from copfl.federation.protocol.app_folder import CONTACT, LAST_ERROR, WAITS
@@ -70,6 +72,31 @@ def test_metrics_are_for_this_machine_by_default(text: str, expected: tuple[str,
 def test_an_invalid_address_is_an_error(text: str) -> None:
     with pytest.raises(UsageError, match="must be HOST:PORT or PORT"):
         endpoint(text)
+
+
+def test_metrics_are_told_under_own_names_alone() -> None:
+    """A web page can ask this machine under a name of its own, which it lets lead here."""
+    pytest.importorskip("prometheus_client")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with contextlib.closing(Metrics("test", f"127.0.0.1:{port}")) as metrics:
+        metrics.add(Event.STARTED, round=1, rounds=5)
+        for host, code in (
+            (f"127.0.0.1:{port}", 200),
+            (f"localhost:{port}", 200),
+            (f"[::1]:{port}", 200),
+            ("192.0.2.7", 200),  # an address cannot be made to lead elsewhere
+            (f"attacker.example:{port}", 403),
+            (f"127.0.0.1.attacker.example:{port}", 403),
+            ("", 403),
+        ):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            connection.putrequest("GET", "/metrics", skip_host=True)
+            connection.putheader("Host", host)
+            connection.endheaders()
+            answer = connection.getresponse()
+            assert (answer.status, b"copfl_rounds_planned" in answer.read()) == (code, code == 200), host
+            connection.close()
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

@@ -19,8 +19,9 @@ from copfl.federation.operations.page import FederationPage, document_of
 from copfl.federation.operations.status import as_text, status
 from copfl.federation.operations.watched import read
 from copfl.federation.protocol.keys import fingerprint, read_public
-from copfl.report.document import Document, Section
+from copfl.report.document import Document
 from copfl.report.serving import PageServer
+from copfl.sections import Section
 from tests.commands import called
 from tests.federation.folders import RUN, ServerState
 from tests.report.hostile import NAME, assert_harmless
@@ -261,6 +262,19 @@ def test_a_run_that_waits(tmp_path: Path) -> None:
     assert page_of(state.app).conclusion[0] == (
         "The run failed after 0 of 4 rounds: no space left on the device."
     )
+
+
+def test_a_site_that_is_away_is_named_where_the_round_ends_without_it(tmp_path: Path) -> None:
+    state = ServerState(tmp_path / "clinic", needed=2)
+    state.start()
+    state.begin_round(1)
+    for client in (0, 1):
+        state.log("accepted", round=1, client=client, bytes=10)
+    state.log("left", client=2, node="102")
+    with state.running():
+        said = str(page_of(state.app).conclusion[1])
+    assert said.startswith("Every upload that is needed has arrived")
+    assert said.endswith("west is not connected.")
 
 
 def test_a_phase_that_waits_names_the_member_alone(tmp_path: Path) -> None:

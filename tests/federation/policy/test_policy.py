@@ -497,6 +497,7 @@ def test_every_algorithm_with_its_defaults_is_allowed(name: str) -> None:
         ({"robust": ()}, {"robust.name": "clip"}, "robust"),
         ({"adapters": ()}, {"adapter.name": "lora"}, "adapters"),
         ({"bounds": RequestBounds(rounds=5)}, {"run.rounds": 6}, "bounds.rounds"),
+        ({"bounds": RequestBounds(intervals=2)}, {"task.cuts": [1.0, 2.0, 3.0]}, "bounds.intervals"),
     ],
 )
 def test_the_owner_chooses_among_the_names(lines: dict[str, Any], config: dict[str, Any], line: str) -> None:
@@ -802,10 +803,16 @@ def test_an_error_in_a_policy_is_named(text: str, error: str, tmp_path: Path) ->
         read_policy(tmp_path / "p.toml")
 
 
-def test_a_policy_that_everybody_can_write_is_an_error(tmp_path: Path) -> None:
-    write_policy(tmp_path / "p.toml", Policy()).chmod(0o666)
-    with pytest.raises(UsageError, match="everybody on this machine can write the policy"):
-        read_policy(tmp_path / "p.toml")
+@pytest.mark.parametrize("mode", [0o666, 0o664, 0o602])
+def test_a_policy_that_others_can_write_is_an_error(mode: int, tmp_path: Path) -> None:
+    path = write_policy(tmp_path / "my policy.toml", Policy())
+    path.chmod(mode)
+    with pytest.raises(
+        UsageError, match=rf"can write the policy .* {mode:04o}: `chmod go-w '.*my policy.toml'`"
+    ):
+        read_policy(path)
+    path.chmod(mode & ~0o022)
+    read_policy(path)
 
 
 def test_a_policy_that_is_named_and_missing_is_an_error(tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ import pytest
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
+from copfl.data.clients.federation import FederatedData
+from copfl.data.clients.schemes import SCHEMES
+from copfl.data.sets.datasets import load
 from copfl.errors import UsageError
 from copfl.federation.node.acceptance import FOLDER, MOST_PENDING, approve, pending
 from copfl.federation.policy.file import FILE, strict, write_policy
@@ -267,6 +270,20 @@ def test_proposals_that_wait_are_few(nodes: list[dict[str, Any]]) -> None:
     assert len(pending(state_of(nodes[0]))) == MOST_PENDING
 
 
+def test_strangers_do_not_push_out_what_the_known_coordinator_proposed(nodes: list[dict[str, Any]]) -> None:
+    """Whoever has a connection signs as many as it likes, with keys of its own."""
+    state = state_of(nodes[0])
+    write_policy(state / FILE, Policy(proposals=ProposalRules(by_hand=True)))
+    signed = proposed(CONFIG, nodes)
+    refused(nodes[0], CONFIG | {KEY: signed.text})
+    for n in range(MOST_PENDING + 3):
+        config = CONFIG | {"run.seed": n}
+        refused(nodes[0], config | {KEY: proposed(config, nodes, key=SigningKey(new_key())).text})
+    waiting = pending(state)
+    assert signed in waiting
+    assert len(waiting) == MOST_PENDING + 1
+
+
 def test_a_proposal_from_before_a_revocation_is_refused(nodes: list[dict[str, Any]]) -> None:
     """A server cannot bring a member back by the document that had it."""
     old = CONFIG | {KEY: proposed(CONFIG, nodes).text}
@@ -323,7 +340,11 @@ def test_a_signed_run_ends_with_the_bits_of_an_unsigned_one(is_secure: bool, tmp
     """Under the strict policy, with secure sums; and without them, where it is the simulation."""
     config = CONFIG | {"run.rounds": 2, "secure.aggregation": is_secure, "run.even_batches": is_secure}
     config["algorithm.name"] = "fedavg"
-    nodes = [knowing(node) for node in write_nodes(digits(), tmp_path / "nodes")]
+    dataset = load("digits")
+    spread = FederatedData(
+        dataset, SCHEMES["iid"](dataset, 3, seed=0)
+    )  # each site has enough rows of each class
+    nodes = [knowing(node) for node in write_nodes(spread, tmp_path / "nodes")]
     for node in nodes:
         policy = strict() if is_secure else ""
         state_of(node).mkdir(exist_ok=True)
@@ -333,10 +354,10 @@ def test_a_signed_run_ends_with_the_bits_of_an_unsigned_one(is_secure: bool, tmp
     server, _ = signed_run(config, nodes, tmp_path / "runs")
     records = list(server.rounds())
     assert [record["clients"] for record in records] == [[0, 1, 2]] * 2
-    plain = play(config, write_nodes(digits(), tmp_path / "others"), tmp_path / "plain")
+    plain = play(config, write_nodes(spread, tmp_path / "others"), tmp_path / "plain")
     settings = settings_of(config)
     assert farthest(server_of(settings, tmp_path / "runs"), plain.server) == 0
-    assert farthest(plain.server, simulated(settings, digits()).server) <= 1e-5
+    assert farthest(plain.server, simulated(settings, spread).server) <= 1e-5
 
 
 def test_a_member_cannot_take_the_number_of_another(nodes: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 
+from copfl.data.contract.check import ContractCheck, ContractDifference
 from copfl.errors import UsageError
 from copfl.federation.node.acceptance import accept, approve, pending
 from copfl.federation.operations import joining, watched
@@ -20,13 +22,13 @@ from copfl.federation.operations.status import status
 from copfl.federation.policy.refusal import PolicyError
 from copfl.federation.protocol import invitation
 from copfl.federation.protocol.chained_log import AUDIT, append
-from copfl.federation.protocol.invitation import JOINS, MISFITS, InvitationAnswer, Misfit
+from copfl.federation.protocol.invitation import JOINS, MISFITS, InvitationAnswer, Misfit, read_answer
 from copfl.federation.protocol.keys import SigningKey, is_signed, new_key
 from copfl.federation.protocol.node_config import NodeConfig
-from copfl.federation.protocol.proposal import KEY
+from copfl.federation.protocol.proposal import KEY, members_fingerprint
 from copfl.federation.server import invitations
 from copfl.federation.server.invitations import ADMITTED, DO_NOT_FIT, NO_ANSWER, TWO_KEYS, WAITS
-from copfl.federation.server.membership import coordinator_key, propose, read_roster, revoke
+from copfl.federation.server.membership import admit, coordinator_key, propose, read_roster, revoke
 from tests.commands import called
 from tests.federation.invited import SITES, coordinated, invitation_in, joined, write_rows
 
@@ -146,6 +148,16 @@ def test_data_that_do_not_fit_are_named_by_their_columns_alone(tmp_path: Path) -
     assert invitations.receive(app, joining.answer(site, found)[1]) == WAITS
 
 
+def test_an_answer_has_room_whatever_differs(tmp_path: Path) -> None:
+    """The server refused the answer of a site with the wrong file, whose columns were all named."""
+    site = joined(coordinated(tmp_path, "north"), "north", tmp_path)
+    long = "\N{BRAIN}" * 150
+    differences = [ContractDifference(f"{n}{long}", "missing_column", "") for n in range(5000)]
+    said, document = joining.answer(site, ContractCheck(30, tuple(differences)))
+    assert read_answer(document) == said
+    assert str(said.misfits[-1]) == "other columns differ, too"
+
+
 def test_a_site_tells_no_columns_but_the_contracts(tmp_path: Path) -> None:
     """What it tells is shown to the coordinator: no text of its own, and nothing of its data."""
     app = coordinated(tmp_path, "north")
@@ -241,6 +253,49 @@ def test_who_can_be_invited(tmp_path: Path) -> None:
     assert [one.number for one in invitations.of_folder(app)] == [0, 1, 2]
 
 
+def test_members_that_a_coordinator_invented_wait_for_the_owner(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two of its own keys beside the only real site: what the three add up is the site's upload.
+
+    The coordinator wrote the invitation, so its words say nothing of who the others are.
+    """
+    app = coordinated(tmp_path, "north")
+    site = joined(app, "north", tmp_path)
+    said, document = joining.answer(site)
+    invitations.receive(app, document)
+    invitations.admit_answer(app, "north", said.words)
+    for client, name in ((1, "south"), (2, "west")):
+        admit(app, 3, name, SigningKey(new_key()).public, client)
+    signed = propose(app, {"session.run": "first"}, coordinator_key(app), read_roster(app))
+    asked = {**signed.proposal.settings, KEY: signed.text}
+    config = NodeConfig.parse(site.node_options)
+    with pytest.raises(PolicyError, match=r"members that this node does not know.*\[proposals\.members\]"):
+        accept(config, asked)
+    everybody = members_fingerprint(signed.proposal.members)
+    done = called(capsys, "site", "approve", site.folder, "--members", "3b0c-" * 7 + "3b0c", "--yes")
+    assert "another site sees others: do not approve it; telephone all sites" in done.err
+    done = called(capsys, "site", "approve", site.folder, "--members", everybody.upper(), "--yes")
+    assert done.code == 0, done.err
+    assert "new members  north, south, west" in done.out
+    assert f"they see the same line in copfl site approve,  all members  {everybody}" in done.out
+    assert accept(config, asked).node.config.client == 0
+    again = propose(app, {"session.run": "second"}, coordinator_key(app), read_roster(app))
+    assert accept(config, {**again.proposal.settings, KEY: again.text}).node.config.client == 0
+
+    trusting = joining.policy_of(site.invitation, trusts_members=True)
+    lines = [
+        list(joining.described(site.invitation, "x", None, text))
+        for text in (joining.policy_of(site.invitation), trusting)
+    ]
+    (careful,), (told,) = ([line for line in of if line.startswith("members ")] for of in lines)
+    assert "the node waits until you have compared them by telephone" in careful
+    assert "if it invented them, it can read what your site adds to a sum" in told
+    (site.folder / "policy.toml").write_text(trusting)
+    shutil.rmtree(site.folder / ".proposals")
+    assert accept(config, asked).node.config.client == 0  # as the owner chose with --trust-coordinator
+
+
 def test_settings_that_changed_after_the_consent_wait_for_the_owner(tmp_path: Path) -> None:
     """The coordinator's signature and the policy are not enough: the owner consented to something else."""
     app = coordinated(tmp_path, "north")
@@ -250,6 +305,7 @@ def test_settings_that_changed_after_the_consent_wait_for_the_owner(tmp_path: Pa
     invitations.admit_answer(app, "north", said.words)
     config = NodeConfig.parse(site.node_options)
     key, roster = coordinator_key(app), read_roster(app)
+    approve(site.folder, propose(app, {"session.run": "known"}, key, roster))  # the members were compared
 
     def asked(**changed: object) -> dict[str, Any]:
         named = {path.replace("_", ".", 1): value for path, value in changed.items()}

@@ -23,6 +23,7 @@ from copfl.engine.rounds import State
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.errors import DataError, RunError, UsageError, WireError
 from copfl.experiment import final, records
+from copfl.experiment.final import FINAL
 from copfl.federation.node import secure_update, update
 from copfl.federation.node.data import node_data
 from copfl.federation.node.incoming import message_like
@@ -173,7 +174,7 @@ def test_after_the_last_round_who_was_not_evaluated_is(every: int, tmp_path: Pat
     nodes = write_nodes(federation, tmp_path / "nodes")
     nodes[silent_one]["metrics"] = False
     played = play(config, nodes, tmp_path / "runs")
-    found = final.read(tmp_path / "runs" / "test", 2, 6)
+    found = FINAL.read(tmp_path / "runs" / "test", 2, 6)
     assert found is not None
     assert (found.clients, found.never_trained) == (others, expected.never_trained)
     for name in ("accuracy", "auc", "test_loss", "accuracy_global"):

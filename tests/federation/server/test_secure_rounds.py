@@ -17,7 +17,7 @@ from copfl import wire
 from copfl.algorithms import ALGORITHMS
 from copfl.core.algorithm import received
 from copfl.errors import UsageError, WireError
-from copfl.experiment.final import FILE
+from copfl.experiment.final import FINAL
 from copfl.federation.node import secure_phases, secure_update
 from copfl.federation.node.data import LoadData
 from copfl.federation.node.node import Node
@@ -142,7 +142,7 @@ def test_nobody_is_evaluated_alone_after_the_last_round(tmp_path: Path) -> None:
     played = play(config, write_nodes(digits(6), tmp_path / "nodes"), tmp_path / "runs")
     assert played.log[-1] == "the last evaluation is the mean of 3 of 6 clients, those of the last round"
     assert "final" not in {kind(packet) for _, _, packet in played.transport.sent}
-    assert not (tmp_path / "runs" / "test" / FILE).exists()
+    assert not (tmp_path / "runs" / "test" / FINAL.file).exists()
 
 
 SIX = SECURE | {"run.clients": 6, "network.min_replies": 3, "run.rounds": 1, "algorithm.name": "fedavg"}

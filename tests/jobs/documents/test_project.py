@@ -45,6 +45,24 @@ def test_a_workflow_has_no_more_rights_than_it_says_and_ends(path: Path) -> None
         assert "timeout-minutes: " in job
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda p: p.stem)
+def test_an_action_is_named_by_its_hash(path: Path) -> None:
+    """A tag can be moved to other code by whoever has, or steals, the rights of the action's project."""
+    used = re.findall(r"uses: (.+)", path.read_text("utf-8"))
+    assert used
+    assert not [use for use in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+(\.\d+)+", use)]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda p: p.stem)
+def test_a_pull_request_cannot_write(path: Path) -> None:
+    text = path.read_text("utf-8")
+    if "pull_request" not in text:
+        return
+    for job in re.split(r"^  (?=\w+:)", text.partition("\njobs:\n")[2], flags=re.MULTILINE)[1:]:
+        rights = set(re.findall(r"^      ([\w-]+): write", job, re.MULTILINE))
+        assert rights <= {"security-events"} or "\n    if: github.event_name == 'push'\n" in job
+
+
 def test_the_dry_run_of_a_release_trains_with_the_wheel() -> None:
     script = (ROOT / ".ci" / "package").read_text("utf-8")
     assert '"$wheel"' in script

@@ -36,6 +36,7 @@ LIBRARIES = {
 }  # what a benchmark compares with, in its own process
 ELSEWHERE = {  # benchmarks that the tests of what they measure run
     "audit": "audit/test_synthetic.py",
+    "exam": "experiment/test_exam.py",
     "kills": "test_faults.py",
     "flower_kills": "federation/machines/test_faults.py",
 }

@@ -62,13 +62,14 @@ def test_heart_disease_is_inside() -> None:
 
 
 def test_the_regions_are_those_of_the_files(tmp_path: Path) -> None:
-    """Two made files: columns in the order of the source, parts by their names, a time of 0 kept."""
+    """Two made files: columns in the order of the source, parts by their names, who was censored at once left out."""
     with pytest.raises(UsageError, match=r"name the folder that has brca\.csv and split\.csv"):
         flamby_tcga.federations(tmp_path)
     people = range(24)
-    lines = [f"p{n},{n},{n % 2},{int(n % 3 > 0)},{float(n)}" for n in people]
+    lines = [f"p{n},{n or 6},{n % 2},{int(n % 3 > 0)},{float(n or 6)}" for n in people] + ["lost,1,1,0,0.0"]
     (tmp_path / "brca.csv").write_text("\n".join(["pid,age,stage,E,T", *lines]))
     parts = [f"p{n},{side},{side}_{n % 6}" for n in people for side in ["test" if n < 6 else "train"]]
+    parts.append("lost,train,train_0")
     (tmp_path / "split.csv").write_text("\n".join(["pid,fold,fold2", *reversed(parts)]))
     found = flamby_tcga.federations(tmp_path)
     assert [len(rows) for rows in found["pooled"].partition.train] == [18] * 6
@@ -76,8 +77,8 @@ def test_the_regions_are_those_of_the_files(tmp_path: Path) -> None:
     assert [len(rows) for rows in regions.partition.train] == [3] * 6
     assert [len(rows) for rows in regions.partition.test] == [1] * 6
     (first,) = regions.partition.test[0]
-    np.testing.assert_array_equal(regions.dataset.test.x[first], [0, 0])
-    np.testing.assert_array_equal(regions.dataset.test.y[first], [0, 0])
+    np.testing.assert_array_equal(regions.dataset.test.x[first], [6, 0])
+    np.testing.assert_array_equal(regions.dataset.test.y[first], [6, 0])
     np.testing.assert_array_equal(regions.dataset.train.x[:, 0], regions.dataset.train.y[:, 0])
 
 
@@ -88,7 +89,14 @@ def test_the_regions_are_those_of_the_files(tmp_path: Path) -> None:
 def test_survival_with_breast_cancer_is_inside() -> None:
     folder = Path(os.environ["COPFL_TCGA"])
     regions = flamby_tcga.federations(folder)[""]
-    assert [len(rows) for rows in regions.partition.train] == [248, 156, 164, 129, 129, 40]
+    assert [len(rows) for rows in regions.partition.train] == [
+        248,
+        156,
+        164,
+        129,
+        122,
+        39,
+    ]  # 8 were censored at once
     assert all(one.agrees for one in run_table(flamby_tcga.TABLE, seeds=20, data_dir=folder))
 
 

@@ -11,6 +11,7 @@ from copfl.cli.federate import contract as drafting
 from copfl.cli.federate import members, server, trial, watch
 from copfl.cli.federate.options import NewAppFolder, Secure
 from copfl.cli.options import Tables, option
+from copfl.errors import with_code
 from copfl.settings import toml
 from copfl.settings.federation import OWN
 from copfl.settings.schema import KINDS
@@ -50,6 +51,7 @@ def init(
     """Create a federation: settings, certificates and invitations."""
     from copfl.data.contract.file import read_contract
     from copfl.federation.server.invitations import check_names
+    from copfl.tables import listed
 
     if sys.stdin.isatty() and not (line or config or preset or contract or invite):
         contract, invite, host, is_summed = asked()
@@ -74,6 +76,13 @@ def init(
     )
     if agreed is not None and not agreed.is_frozen:
         print("Its contract is open: the members agree on the rest by sums before the training")
+    if agreed is not None and (guesses := [column for column in agreed.columns if column.guess]):
+        ranges = [f"{c.name} {c.minimum:g} to {c.maximum:g}" for c in guesses]
+        print(
+            f"These ranges are guesses from one site's table: {listed(ranges, drafting.SHOWN)}. The sites see "
+            f"them as such; to set others, correct {contract}, delete its lines `guess`, and begin again in "
+            "a new folder"
+        )
     if (authority := flower_app.authority_of(folder)).exists():
         print(f"The keys of the coordinator and of the authority are in {authority}: move it off the server")
     if invite:
@@ -81,12 +90,12 @@ def init(
         print(f"Run the server: copfl federate server {folder}")
         print(f"When all sites are there, train: copfl federate run {folder}")
         return
-    sites = "" if agreed is None else " --site FILE --site FILE ..."
+    more = ("" if agreed is None else " --site FILE --site FILE ...") + with_code()
     if authority.exists():  # no trial
         print(f"Invite the sites: copfl federate invite {folder} NAME NAME ...")
-        print(f"To try it on this machine first: copfl federate up {folder}{sites}")
+        print(f"To try it on this machine first: copfl federate up {folder}{more}")
         return
-    print(f"{folder} is ready. Run it on this machine: copfl federate up {folder}{sites}")
+    print(f"{folder} is ready. Run it on this machine: copfl federate up {folder}{more}")
     print(f"For several machines see {folder / 'README.md'}")
 
 

@@ -23,7 +23,7 @@ from copfl.cli.federate.options import (
     set_environment,
 )
 from copfl.cli.options import option
-from copfl.errors import stoppable
+from copfl.errors import stoppable, with_code
 
 Nodes = Annotated[int | None, option("Federation", "Number of nodes; default: the app's number of clients.")]
 Data = Annotated[
@@ -138,7 +138,7 @@ def _show(folder: Path, rounds: Iterator[dict[str, Any]]) -> None:
     from copfl.report import contributions
 
     print("Starting a SuperLink and the nodes; the first round takes half a minute.", file=sys.stderr)
-    with stoppable(f"`copfl federate resume {folder}` continues from the last round"):
+    with stoppable(f"`copfl federate resume {folder}{with_code()}` continues from the last round"):
         for record in rounds:
             print(as_text(record), flush=True)
     contributed = contributions_of(read(folder))

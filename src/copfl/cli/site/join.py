@@ -43,6 +43,14 @@ def join(
     policy: Annotated[
         Path | None, option("Federation", "A policy of your own; default: the strict one is written.")
     ] = None,
+    trust_coordinator: Annotated[
+        bool,
+        option(
+            "Federation",
+            "Take part with the members that the coordinator lists first, without comparing them; not with --policy.",
+            "--trust-coordinator",
+        ),
+    ] = False,
     systemd: Annotated[
         bool, option("Output", "Write a unit of systemd instead of running the node here.", "--systemd")
     ] = False,
@@ -66,7 +74,11 @@ def join(
         if not Path(data).expanduser().exists():
             raise UsageError(f"there is no file {data}; name this site's data with --data")
         data = str(Path(data).expanduser().absolute())
-    rules = joining.policy_of(invited, policy)
+    if policy is not None and trust_coordinator:
+        raise UsageError(
+            f"{policy} says which members it accepts, under [proposals]; leave --trust-coordinator out"
+        )
+    rules = joining.policy_of(invited, policy, trusts_members=trust_coordinator)
     if problems := joining.refused(invited, rules):
         raise UsageError(
             f"the {'strict ' * (policy is None)}policy refuses what {invited.federation} asks: {'; '.join(problems)}; "

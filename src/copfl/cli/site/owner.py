@@ -98,26 +98,46 @@ def approve(
     policy: Annotated[
         Path | None, option("Federation", "The node's policy; default: policy.toml in its folder.")
     ] = None,
+    members: Annotated[
+        str | None,
+        option(
+            "Federation",
+            "The fingerprint of all members that another site reads out; another one is refused.",
+        ),
+    ] = None,
     yes: Annotated[bool, option("Output", "Approve without a question.", "--yes -y")] = False,
 ) -> None:
-    """Show a proposal that waits, and what the policy says of it; accept it."""
+    """Show a proposal that waits, its members, and what the policy says of it; accept it."""
     require_flower()
     from copfl.federation.node import acceptance
     from copfl.federation.node.explanation import explained
     from copfl.federation.policy.file import policy_of
     from copfl.federation.protocol import proposal_text
+    from copfl.federation.protocol.proposal import members_fingerprint
 
     signed = proposal_text.chosen(acceptance.pending(folder), proposal)
     print("\n".join(map(printable, proposal_text.described(signed.proposal))))
+    everybody = members_fingerprint(signed.proposal.members)
     if new := acceptance.strangers(folder, signed.proposal):
+        print(f"new members  {', '.join(member.name for member in new)}")
         print(
-            f"new members  {', '.join(member.name for member in new)}: compare their fingerprints with them"
+            "Telephone the other sites, at numbers that you know from elsewhere: they see the same line in "
+            f"copfl site approve,  all members  {everybody}"
+        )
+        print(
+            "A coordinator that invents members can read what your site adds to a sum; it cannot answer these calls."
+        )
+    if members is not None and members.strip().lower() != everybody:
+        raise UsageError(
+            f"the members of this proposal are {everybody}, and another site sees others: do not approve it; telephone "
+            "all sites"
         )
     lines = explained(policy_of(policy, folder), signed.proposal.settings)
     print("\n".join(map(printable, lines)))
     if lines[0].startswith("refused"):
         raise UsageError("the node's policy refuses this proposal, approved or not; change the policy first")
-    if not yes and not typer.confirm("Approve it?"):
+    compared = "Have other sites read out the same fingerprint of all members? Approve it?"
+    if not yes and not typer.confirm(compared if new and members is None else "Approve it?"):
         raise typer.Exit(1)
     acceptance.approve(folder, signed)
     print(f"approved: this node trains on the proposal {signed.proposal.digest[:16]}")

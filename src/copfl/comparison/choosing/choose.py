@@ -21,6 +21,7 @@ OUT/race/LABEL-seedS-HASH/   a run folder per candidate and seed
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ from copfl.comparison.choosing.ranking import LOCAL, Choice, write
 from copfl.comparison.choosing.verdict import against_rivals
 from copfl.comparison.jobs.forecast import Forecast
 from copfl.comparison.jobs.processes import Pool, pool_for
-from copfl.comparison.jobs.submission import Log, TimeIsUp
+from copfl.comparison.jobs.submission import TimeIsUp
 from copfl.comparison.results.results import Record
 from copfl.comparison.rows.entries import (
     VALIDATION,
@@ -58,11 +59,10 @@ from copfl.experiment.analysis.gains import constant_answers
 from copfl.experiment.folder import RunFolder, claimed
 from copfl.experiment.preparation import prepare
 from copfl.experiment.process import left_as_found
-from copfl.experiment.progress import lines
 from copfl.experiment.result import Result
 from copfl.experiment.rivals import rivals_of
 from copfl.experiment.run import reopen
-from copfl.experiment.training import OnRound, rounds_alone, train
+from copfl.experiment.training import train
 from copfl.rivals.records import TITLES
 from copfl.settings import arguments, named_code
 from copfl.settings.complete import complete
@@ -70,7 +70,9 @@ from copfl.settings.facts import LINEAR, WORDS
 from copfl.settings.schema import Run, RunSettings
 from copfl.settings.toml import Tables
 from copfl.stats import mean_of_known
+from copfl.telling import OF_ONE_RUN, Log, heard, heard_by_log, to_somebody
 
+logger = logging.getLogger(__name__)
 WRITING = 0.05  # of a time as budget, kept for the ranking, its pictures and the end of a round
 # The server's steps that were best for some federation of studies/defaults; they race beside "all".
 SERVER_STEPS = (
@@ -108,6 +110,7 @@ RATES = (1e-3, 3e-3, 1e-2)
 
 @arguments.shared
 @left_as_found()
+@heard_by_log(but_of=OF_ONE_RUN)
 def choose(
     entries: Rows = ("all",),
     dataset: arguments.Data = arguments.DIGITS,
@@ -121,7 +124,7 @@ def choose(
     retrain: bool = True,
     jobs: int = 1,
     code: named_code.Modules = (),
-    log: Log | None = None,
+    log: Log | None = to_somebody,
     forecast: Forecast | None = None,
     **settings: Unpack[arguments.Settings],
 ) -> Choice:
@@ -148,14 +151,19 @@ def choose(
         jobs: Runs at a time; 0: as many as the machine has processors, and on a GPU as fit into its memory.
         code: Modules of yours that the tables, or runs in `out`, may name. What `entries` and `dataset` name
             needs no mention.
-        log: Gets a line about each step.
+        log: Gets a line about each step; by default it is on stderr in a terminal or a notebook.
         forecast: Is kept up to date, for a caller that shows the time that is left.
     """
     begin = time.monotonic()
+    if not isinstance(addons, bool):
+        advice = f"pass their settings as base_tables={{'addons': {addons}}}"
+        raise UsageError(
+            f"addons={addons} must be True or False, whether the last candidates also race with them; {advice}"
+        )
     entries = rows_of(entries)
     named_code.name(code, modules_of(entries))
     limit = limit_of(budget)
-    out, log = Path(out), log or (lambda line: None)
+    out = Path(out)
     common = common_of(dataset, settings)
     every = {"checkpoint_every": 1}  # a rung may end after any round
     base = _as_a_first_run(with_one_optimizer({**common, "run": {**common.get("run", {}), **every}}))
@@ -163,7 +171,7 @@ def choose(
     forecast = Forecast() if forecast is None else forecast
     at_least(0, jobs=jobs)
     # The pool comes later: how many runs fit depends on the prepared experiment, and that on the candidates.
-    race = Race(out, base, seeds, validation, Pool(1), log, forecast=forecast)
+    race = Race(out, base, seeds, validation, Pool(1), forecast=forecast)
     is_rate_set = "lr" in {**common.get("optimizer", {}), **(tune or {})}
     is_adam = base["optimizer"].get("name") == OPTIMIZER
     rates = RATES if is_adam and not is_rate_set else ()
@@ -176,7 +184,7 @@ def choose(
     experiment = prepare(complete(*local.layers, {"run": {"seed": seeds[0]}}), validation=validation)
     race.constant = constant_answers(experiment.federation, experiment.task.metrics[0])
     # On the validation samples, as the race is: test samples decide nothing.
-    rivals = rivals_of(experiment, lambda client: None, log) if experiment.settings.rivals else None
+    rivals = rivals_of(experiment, lambda client: None) if experiment.settings.rivals else None
     for hint in experiment.hints:
         race.note(f"{hint[:1].upper()}{hint[1:]}.")
     candidates = race.suitable(candidates, experiment)
@@ -233,7 +241,7 @@ def choose(
     write(result, curves, chosen)
     if not retrain or (limit.seconds and not race.passes):
         return result
-    log(f"{best.label} is chosen; it is trained on all training samples, in {out / 'chosen'}")
+    logger.info(f"{best.label} is chosen; it is trained on all training samples, in {out / 'chosen'}")
     try:
         tested = _trained(chosen, out / "chosen", log, begin + limit.amount if limit.seconds else math.inf)
     except TimeIsUp:
@@ -273,25 +281,19 @@ def _rival_tested(result: Result) -> str:
     return f"; {title} at each client alone: {metric.title} {value}{metric.unit}"
 
 
-def _trained(run: Run, path: Path, log: Log, end: float) -> Result:
+def _trained(run: Run, path: Path, log: Log | None, end: float) -> Result:
     """The run, which continues in its folder if it was stopped; TimeIsUp after a round at the end of the time."""
 
-    def stopping(show: OnRound) -> OnRound:
-        def on_round(round: Round, seconds: float) -> None:
-            show(round, seconds)
-            if time.monotonic() > end:
-                raise TimeIsUp
-
-        return on_round
+    def stop(round: Round, seconds: float) -> None:
+        if time.monotonic() > end:
+            raise TimeIsUp
 
     begun = RunFolder(path).begun
     with claimed(path, new=not begun) as folder:
         passed = {"dataset" if kind == "data" else kind: value for kind, value in run.values.items()}
         experiment = reopen(folder, **passed) if begun else prepare(run)
-        metric, alone = experiment.task.metrics[0], rounds_alone(experiment)
-        shown = lines(experiment.settings.rounds, log, metric, alone)
-        after = (stopping(shown.on_round), stopping(shown.on_round_alone))
-        return train(experiment, folder, *after, shown.on_stage)
+        with heard(log, but_of=(rivals_of.__module__,)):  # which are heard already
+            return train(experiment, folder, stop, stop)
 
 
 def _as_a_first_run(base: Tables) -> Tables:

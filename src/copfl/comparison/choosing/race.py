@@ -7,6 +7,7 @@ known before something was trained, so it is planned anew after each stage (`run
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +36,7 @@ from copfl.comparison.jobs.forecast import Forecast
 from copfl.comparison.jobs.job import Job, finished
 from copfl.comparison.jobs.processes import Pool
 from copfl.comparison.jobs.runner import all_done
-from copfl.comparison.jobs.submission import Log, TimeIsUp
+from copfl.comparison.jobs.submission import TimeIsUp
 from copfl.comparison.results.results import Record, paired, read_record
 from copfl.comparison.rows.entries import Entry, check_own, described
 from copfl.comparison.rows.entry_settings import RowSettings, job_of, row_settings
@@ -44,13 +45,14 @@ from copfl.comparison.rows.suitability import reasons, refusals
 from copfl.errors import RunError, UsageError
 from copfl.experiment.analysis.convergence import rises
 from copfl.experiment.analysis.gains import EQUAL, Gains
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.progress import span
-from copfl.experiment.result import Experiment
 from copfl.measures.metrics import MetricInfo
 from copfl.settings.toml import Tables
 from copfl.stats import LEVEL, Difference, Numbers
 from copfl.tables import capital
 
+logger = logging.getLogger(__name__)
 RETRAINED = 1 / 3  # of the time that is left, that training the choice again may take
 FEW_BETTER = "few with a quarter of the rounds and more decide more than all with less"
 ADDONS: Tables = {"addons": {"ema": 0.95, "lr_schedule": "cosine"}}  # the finalists also run with these
@@ -135,7 +137,6 @@ class Race:
         seeds: In the order in which stages use them.
         validation: Fraction of each client's training samples on which candidates are compared.
         pool: The processes that train the runs.
-        log: Gets a line about each step.
         end: Of the race, by the monotonic clock.
         passes: Trainings of the choice that must end before that: the choice and its baseline.
         forecast: Says how long the rest takes.
@@ -148,7 +149,6 @@ class Race:
     seeds: list[int]
     validation: float
     pool: Pool
-    log: Log
     end: float = math.inf
     passes: int = 0
     forecast: Forecast = field(default_factory=Forecast)
@@ -394,11 +394,11 @@ class Race:
             return job._replace(until=0 if is_whole else until)
 
         runs = {candidate.label: [stopped(job) for job in candidate.jobs[:seeds]] for candidate in candidates}
-        self.log(f"{len(candidates)} candidates to round {until} of {self.rounds}; seeds: {seeds}")
+        logger.info(f"{len(candidates)} candidates to round {until} of {self.rounds}; seeds: {seeds}")
         missing = "could not run"
         try:
             jobs = [job for jobs in runs.values() for job in jobs]
-            all_done(jobs, self.pool, self.log, end=self.end, forecast=self.forecast)
+            all_done(jobs, self.pool, end=self.end, forecast=self.forecast)
         except RunError as error:
             self.note(str(error))
         except TimeIsUp:
@@ -575,4 +575,4 @@ class Race:
 
     def note(self, text: str) -> None:
         self.notes.append(text)
-        self.log(text)
+        logger.info(text)

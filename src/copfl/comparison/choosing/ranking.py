@@ -158,6 +158,8 @@ def write(choice: Choice, curves: Mapping[str, list[Record]], run: Run) -> None:
     """
     table, out = table_of(choice), choice.folder
     content = {
+        "answer": choice.answer,
+        "table": {**table._asdict(), "notes": table.notes[2:]},  # without the answer and the verdict
         "chosen": choice.chosen,
         "metric": choice.metric.as_json(),
         "verdict": choice.verdict._asdict(),

@@ -19,12 +19,14 @@ from copfl.core.selection import has_ended
 from copfl.data.clients.partition import Partition
 from copfl.engine.rounds import State
 from copfl.errors import CopflError, RunError, raised_as
-from copfl.experiment import final, records
+from copfl.experiment import records
+from copfl.experiment.final import FINAL
 from copfl.experiment.folder import RunFolder, claimed
 from copfl.experiment.models.new_clients import NEW_CLIENTS
 from copfl.files import Busy
 from copfl.measures.metrics import metrics_of
-from copfl.settings.identity import essential, identity
+from copfl.settings.identity import codes, essential, identity
+from copfl.settings.named_code import changed_modules
 from copfl.settings.schema import Run
 from copfl.settings.toml import Tables
 
@@ -85,6 +87,21 @@ def placed(job: Job, folder: Path) -> Job:
     return job._replace(path=known[0] if known else folder / f"{name}-seed{job.seed}-{digest}")
 
 
+def edited_since(job: Job) -> list[str]:
+    """The user's modules that were edited since a run with these settings, in the same folder of runs."""
+    if not (own := codes(job.run)):
+        return []
+    wanted = essential(job.run)
+    for file in sorted(job.path.parent.glob(f"*-seed{job.seed}-*/run.toml")):
+        with contextlib.suppress(CopflError):  # damaged, and no concern of this run
+            earlier = Run.of(RunFolder(file.parent).tables())
+            if essential(earlier) == wanted and (before := codes(earlier)) != own:
+                kinds = before.keys() | own.keys()
+                edited = [changed_modules(before.get(kind), own.get(kind)) for kind in kinds]
+                return sorted({module for modules in edited for module in modules})
+    return []
+
+
 # Folders
 
 
@@ -122,10 +139,10 @@ def finished(job: Job) -> bool:
     except CopflError as error:
         raise damaged(job, error) from error
     fitted = job.run.run.new_clients and not job.validation
-    missing = fitted and not (job.path / NEW_CLIENTS).is_file()
+    missing = fitted and not (job.path / NEW_CLIENTS.file).is_file()
     settings = job.run.run
     if job.rounds == settings.rounds and settings.participants < len(settings.split_clients[0]):
-        missing = missing or not (job.path / final.FILE).is_file()
+        missing = missing or not (job.path / FINAL.file).is_file()
     best = None
     if settings.patience:
         best = records.best_rounds(rounds, metrics_of(environment)[0], settings.clients)

@@ -22,11 +22,11 @@ import numpy as np
 from copfl.comparison.jobs.copies import process_context
 from copfl.comparison.jobs.forecast import Forecast
 from copfl.comparison.jobs.job import Job
-from copfl.comparison.jobs.submission import Done, Log, Work, submitted
+from copfl.comparison.jobs.submission import Done, Work, submitted
 from copfl.engine import mps
 from copfl.engine.autotune import runs_at_a_time
 from copfl.errors import COMMAND_LINE, RunError, raised_as
-from copfl.experiment.result import Experiment
+from copfl.experiment.experiment import Experiment
 from copfl.settings.schema import Run
 
 
@@ -54,11 +54,11 @@ class Pool:
     def __exit__(self, error: object, *_: object) -> None:
         self.end(at_once=error is not None)
 
-    def started(self, log: Log) -> futures.ProcessPoolExecutor:
+    def started(self) -> futures.ProcessPoolExecutor:
         """The processes; the last jobs' processes, if they were not ended."""
         if self.workers is None:
             on_gpu = self.device.startswith("cuda") and self.size > 1
-            environment = self.sharing.enter_context(mps.shared(log)) if on_gpu else {}
+            environment = self.sharing.enter_context(mps.shared()) if on_gpu else {}
             self.workers = executor_of(self.size, self.device, environment)
         return self.workers
 
@@ -154,7 +154,6 @@ def in_processes(
     jobs: Sequence[Job],
     pool: Pool,
     work: Work,
-    log: Log = print,
     end: float = math.inf,
     forecast: Forecast | None = None,
 ) -> Generator[Done]:
@@ -166,13 +165,12 @@ def in_processes(
         jobs: The runs.
         pool: The processes.
         work: What a process does with jobs.
-        log: Gets a line now and then.
         end: By the monotonic clock, when TimeIsUp ends the runs.
         forecast: Says how much time is left.
     """
-    for job in (yield from _in_pool(jobs, pool, work, log, end, forecast)):
+    for job in (yield from _in_pool(jobs, pool, work, end, forecast)):
         with Pool(1, pool.device) as alone:
-            if (yield from _in_pool([job], alone, work, log, end, forecast)):
+            if (yield from _in_pool([job], alone, work, end, forecast)):
                 yield Done(job, RunError(f"{job.title}: its process {_fate(alone.exit_codes)}"), 0.0)
 
 
@@ -190,13 +188,13 @@ def _fate(exit_codes: Sequence[int | None]) -> str:
 
 
 def _in_pool(
-    jobs: Sequence[Job], pool: Pool, work: Work, log: Log, end: float, forecast: Forecast | None
+    jobs: Sequence[Job], pool: Pool, work: Work, end: float, forecast: Forecast | None
 ) -> Generator[Done, None, list[Job]]:
     """Every job as it ends; returns those that a killed process left undone."""
     complete = False
     try:
         groups = [[job] for job in jobs]
-        left = yield from submitted(groups, pool.started(log), work, log, end, forecast)
+        left = yield from submitted(groups, pool.started(), work, end, forecast)
         complete = not left
     finally:
         if not complete:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import gc
 import json
+import logging
 import math
 import threading
 import time
@@ -23,26 +24,38 @@ from typing import NamedTuple
 import torch
 
 from copfl.comparison.jobs.forecast import Forecast
-from copfl.comparison.jobs.job import PAUSE, Job, LeanFolder, Start, damaged, finished, held, locked_folder
+from copfl.comparison.jobs.job import (
+    PAUSE,
+    Job,
+    LeanFolder,
+    Start,
+    damaged,
+    edited_since,
+    finished,
+    held,
+    locked_folder,
+)
 from copfl.comparison.jobs.processes import Pool, in_processes, only_here, sendable
 from copfl.comparison.jobs.starts import started_with
-from copfl.comparison.jobs.submission import Done, Log, TimeIsUp, submitted
+from copfl.comparison.jobs.submission import Done, TimeIsUp, submitted
 from copfl.data.samples import Dataset
 from copfl.engine import seed_batching
 from copfl.engine.cuda_graph import out_of_memory
 from copfl.engine.rounds import Round
 from copfl.errors import CopflError, RunError, UsageError
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.preparation import prepare
-from copfl.experiment.progress import Pace
-from copfl.experiment.result import Experiment
 from copfl.experiment.training import OnRound, execute, simulation_of
 from copfl.files import Busy
 from copfl.settings import named_code
 from copfl.settings.complete import complete
 from copfl.settings.data import data_of
 from copfl.settings.identity import essential
+from copfl.settings.named_code import file_of
 from copfl.settings.schema import Run, table_of
+from copfl.telling import Pace
 
+logger = logging.getLogger(__name__)
 POLL = 2.0  # seconds between two checks of a folder that another process has
 BATCHED = (("run", "seed"), ("optimizer", "lr"))  # settings in which the jobs of a batch may differ
 
@@ -58,7 +71,6 @@ class CannotBatch(Exception):
 def all_done(
     jobs: Sequence[Job],
     pool: Pool,
-    log: Log,
     what: str = "runs",
     executor: Executor | None = None,
     end: float = math.inf,
@@ -69,7 +81,6 @@ def all_done(
     Args:
         jobs: The runs.
         pool: The processes that train them; of one, this process does.
-        log: Gets lines of progress, with the time that is left.
         what: What the runs are called.
         executor: Trains them elsewhere.
         end: By the monotonic clock, when the runs are stopped with TimeIsUp: those in other processes at
@@ -80,7 +91,11 @@ def all_done(
     distinct = list({job.path: job for job in jobs}.values())
     left = [job for job in distinct if not finished(job)]
     if len(left) < len(distinct):
-        log(f"{len(distinct) - len(left)} of {len(distinct)} {what} are there already")
+        logger.info(f"{len(distinct) - len(left)} of {len(distinct)} {what} are there already")
+    edited = {job.title: modules for job in left if (modules := edited_since(job))}
+    if edited:
+        files = ", ".join(sorted({str(file_of(one) or one) for of_job in edited.values() for one in of_job}))
+        logger.info(f"{len(edited)} of {len(distinct)} {what} are trained again, as {files} changed since")
     problems, count, total = dict[str, list[str]](), 0, len(left)
     forecast.plan(distinct)
     confined = next(filter(None, (only_here(job.run) for job in left)), "")
@@ -89,12 +104,12 @@ def all_done(
             f"{confined}, so an executor cannot train it; define it in a module that can be imported"
         )
     if confined and pool.size > 1:
-        log(f"{confined}: the {what} are trained one after another, in this process")
+        logger.info(f"{confined}: the {what} are trained one after another, in this process")
     while left:
         parallel = executor is None and min(pool.size, len(left)) > 1 and not confined
-        runner = Runner(log, end, executor=executor, forecast=forecast)
+        runner = Runner(end, executor=executor, forecast=forecast)
         work = partial(run_in_worker, code=named_code.named())
-        ended = in_processes(left, pool, work, log, end, forecast) if parallel else runner.run(left)
+        ended = in_processes(left, pool, work, end, forecast) if parallel else runner.run(left)
         with contextlib.closing(ended):  # ends the processes whatever happens here
             busy = list[Path]()
             for job, error, _ in ended:
@@ -108,10 +123,12 @@ def all_done(
                     reason = str(error).removeprefix(f"{job.title}: ")
                     problems.setdefault(reason, []).append(job.title)
                     how = f"failed: {reason}"
-                log(f"[{count}/{total} {what}] {job.title}: {how}")
+                logger.info(f"[{count}/{total} {what}] {job.title}: {how}")
         left = [job for job in left if job.path.absolute() in busy]
         if left:
-            log(f"{len(left)} {what} are in the hands of another process; waiting for it: {left[0].path}")
+            logger.info(
+                f"{len(left)} {what} are in the hands of another process; waiting for it: {left[0].path}"
+            )
             while all(held(job.path) for job in left):
                 if time.monotonic() > end:
                     raise TimeIsUp
@@ -126,7 +143,6 @@ def all_done(
 class Runner:
     """How jobs are run in this process."""
 
-    log: Log = print
     end: float = math.inf  # by the monotonic clock
     pause: float = PAUSE
     batch_seeds: bool = False  # jobs that differ in seed or learning rate train as one batch, if they fit
@@ -147,7 +163,7 @@ class Runner:
             return
         named = named_code.named()
         work = partial(run_in_worker, pause=self.pause, batch_seeds=self.batch_seeds, code=named)
-        for job in (yield from submitted(groups, self.executor, work, self.log, self.end, self.forecast)):
+        for job in (yield from submitted(groups, self.executor, work, self.end, self.forecast)):
             yield Done(job, RunError(f"{job.title}: its executor is broken; run the same command again"), 0.0)
 
     def _batched(self, jobs: Sequence[Job]) -> Iterator[Done]:
@@ -206,7 +222,7 @@ class Runner:
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
-            self.log("the GPU has no memory for all these runs in one batch: they train one after another")
+            logger.info("the GPU has no memory for all these runs in one batch: they train one after another")
             raise CannotBatch from error
         return True
 
@@ -246,7 +262,7 @@ class Runner:
             done = round.number + 1
             if self.forecast is not None and done < job.rounds and pace.is_due():
                 progress = [f"{job.title}: round {done}/{rounds}", self.forecast.text()]
-                self.log(", ".join(filter(None, progress)))
+                logger.info(", ".join(filter(None, progress)))
             stop(round, seconds)
 
         return watch

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from copfl.comparison.jobs.job import Start
 from copfl.errors import RunError
-from copfl.experiment.result import Experiment
+from copfl.experiment.experiment import Experiment
 from copfl.settings.toml import Tables
 
 NAMES = {"partition": "partitions", "samples": "samples", "weights": "initial weights"}

@@ -5,6 +5,7 @@ Both the processes of this machine and the executors of a cluster come here: eac
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -17,9 +18,9 @@ import torch
 from copfl.comparison.jobs.forecast import Forecast, rounds_in
 from copfl.comparison.jobs.job import Job
 from copfl.errors import CopflError, RunError
-from copfl.experiment.progress import Pace
+from copfl.telling import Pace
 
-Log = Callable[[str], None]
+logger = logging.getLogger(__name__)
 ATTEMPTS = 3  # for a job whose worker is lost
 SHOWN = 8  # running jobs that a line of progress names
 
@@ -43,7 +44,6 @@ def submitted(
     groups: Sequence[list[Job]],
     executor: Executor,
     work: Work,
-    log: Log,
     end: float = math.inf,
     forecast: Forecast | None = None,
 ) -> Generator[Done, None, list[Job]]:
@@ -55,7 +55,6 @@ def submitted(
         groups: Jobs that train together.
         executor: Where they train.
         work: What a worker does with a group.
-        log: Gets a line where a worker was lost, and of progress.
         end: By the monotonic clock, when TimeIsUp is raised.
         forecast: Says how much time is left.
     """
@@ -75,7 +74,7 @@ def submitted(
             if not ended and time.monotonic() >= end:
                 raise TimeIsUp
             if not ended and pace.is_due():
-                log(_progress([job for group, _ in waiting.values() for job in group], forecast))
+                logger.info(_progress([job for group, _ in waiting.values() for job in group], forecast))
             for future in [future for future in waiting if future in ended]:  # in the order of the jobs
                 group, attempt = waiting.pop(future)
                 error = futures.CancelledError() if future.cancelled() else future.exception()
@@ -88,7 +87,7 @@ def submitted(
                     left += group
                 elif attempt < ATTEMPTS:
                     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-                    log(f"{group[0].title}: its worker was lost ({reason}); submitted again")
+                    logger.info(f"{group[0].title}: its worker was lost ({reason}); submitted again")
                     submit(group, attempt + 1)
                 else:
                     often = f"{ATTEMPTS} times, perhaps for lack of memory, at last with"

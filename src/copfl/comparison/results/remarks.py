@@ -32,22 +32,34 @@ def unequal(rows: Sequence[ComparisonRow]) -> list[str]:
     return ["unequal learning rates"] if len(rates) > 1 else []
 
 
-def title_of(job: Job, seeds: Sequence[int], grid: Grid | None = None) -> str:
+def title_of(jobs: Sequence[Job], seeds: Sequence[int], grid: Grid | None = None) -> str:
     """Such as "digits, 10 clients, 40 rounds, seeds 0, 1, 2"; without the keys of the sweep.
 
     Args:
-        job: Any run.
+        jobs: A run of each row.
         seeds: Of every row.
         grid: Of a sweep; its settings differ, so they are not in the title.
     """
-    settings = job.run.run
-    counts = [
-        f"{getattr(settings, key)} {key}" for key in ("clients", "rounds") if ("run", key) not in (grid or {})
-    ]
+    settings, rounds = jobs[0].run.run, [job.run.run.rounds for job in jobs]
+    how_many = f"{min(rounds)} to {max(rounds)}" if min(rounds) < max(rounds) else str(rounds[0])
+    texts = {"clients": f"{settings.clients} clients", "rounds": f"{how_many} rounds"}
+    counts = [text for key, text in texts.items() if ("run", key) not in (grid or {})]
     if settings.new_clients:
         counts[0] += f" ({settings.new_clients:.0%} of them new)"
     word = "seeds" if len(seeds) > 1 else "seed"
-    return ", ".join([Path(job.run.data.title).name, *counts, f"{word} {', '.join(map(str, seeds))}"])
+    return ", ".join([Path(jobs[0].run.data.title).name, *counts, f"{word} {', '.join(map(str, seeds))}"])
+
+
+def found_rounds(jobs: Sequence[Job], seed: int) -> list[str]:
+    """How many rounds each row trains, where the number was found.
+
+    Args:
+        jobs: A run of each row.
+        seed: With which it was found.
+    """
+    found = [f"{job.label} {job.run.run.rounds}" for job in jobs if job.run.run.find_rounds == "done"]
+    how = f"those with the lowest loss on training samples that were held out, with seed {seed}"
+    return [f"Rounds, {how}: {', '.join(found)}. Named rounds are the same for all rows."] if found else []
 
 
 def few_seeds(seeds: Sequence[int]) -> list[str]:

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from copfl import foreign
 from copfl.comparison.jobs.job import Job, accuracies, environment_of
 from copfl.errors import DataError, RunError, raised_as
-from copfl.experiment import final as final_file
 from copfl.experiment import records
-from copfl.experiment.final import FinalEvaluation
+from copfl.experiment.final import FINAL
 from copfl.experiment.folder import RunFolder
-from copfl.experiment.models import new_clients
-from copfl.experiment.models.new_clients import NewClients
+from copfl.experiment.models.new_clients import NEW_CLIENTS, NewClients
+from copfl.experiment.records import FinalEvaluation
 from copfl.measures.metrics import ACCURACY, MetricInfo, metrics_of
 from copfl.settings.identity import essential
 from copfl.settings.schema import Run
@@ -149,7 +148,7 @@ def read_record(job: Job) -> Record:
             final = {
                 name: _of_rounds(best_rounds, rounds, tables[name], value) for name, value in final.items()
             }
-        at_end = final_file.read(job.path, len(lines), partition.clients)
+        at_end = FINAL.read(job.path, len(lines), partition.clients)
         if at_end is not None:
             final = {
                 name: _completed(values, name, at_end, metrics, tested) for name, values in final.items()
@@ -174,7 +173,7 @@ def read_record(job: Job) -> Record:
             data="; ".join(note for note in notes if note),
             where={key: str(environment[key]) for key in WHERE if key in environment}
             | {key: str(ran[key]) for key in ("engine", "precision") if key in ran},
-            new=new_clients.read(job.path),
+            new=NEW_CLIENTS.read(job.path),
             metrics=metrics,
             names=environment.get("client_names", ()),
             final_evaluation=at_end,

@@ -24,7 +24,7 @@ from copfl.experiment.models import new_clients
 from copfl.measures.metrics import MetricInfo
 from copfl.settings.schema import optimizer_text
 from copfl.stats import LAST, LEVEL, Difference, Spread, difference, how_decided, mean_of_known, spread_of
-from copfl.tables import Table, capital, number
+from copfl.tables import Table, capital, listed, number
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,6 +303,26 @@ def still_rising(comparison: Comparison) -> list[str]:
         return []
     text = capital(converging.rising_text(rows, comparison.metric))
     return [f"{text}. With more rounds the differences may be others."]
+
+
+def past_their_best(comparison: Comparison) -> list[str]:
+    """A warning where rows train for too many rounds, so that their values are not what they can be."""
+    metric, fallen = comparison.metric, list[str]()
+    for row in comparison.rows:
+        evaluated = [run.rounds for run in row.outcomes]
+        if any(rounds != evaluated[0] for rounds in evaluated):  # those that stop in time are at their best
+            continue
+        unknown = [math.nan] * len(evaluated[0])
+        values, losses = (
+            np.mean([run.curves.get(name, unknown) for run in row.outcomes], axis=0)
+            for name in (metric.name, "test_loss")
+        )
+        if text := converging.past_its_best(values, losses, evaluated[0], metric):
+            fallen.append(f"{row.label} ({text})")
+    if not fallen:
+        return []
+    found = "without a number of rounds, each row finds its own"
+    return [f"Past their best: {listed(fallen, converging.NAMED)}. Fewer rounds are better here; {found}."]
 
 
 def _convergence(comparison: Comparison) -> Table:

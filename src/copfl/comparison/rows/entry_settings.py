@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from copfl.comparison.jobs.job import Job, placed
 from copfl.comparison.rows.entries import Base, Entry
+from copfl.comparison.rows.rounds import RowRounds
 from copfl.settings import arguments, presets
 from copfl.settings.checking import SettingError, parameters_of
 from copfl.settings.complete import complete
@@ -107,6 +108,7 @@ def job_of(
     *,
     validation: float = 0.0,
     last: int | None = None,
+    rounds: RowRounds | None = None,
 ) -> Job:
     """The run of these layers of settings and this seed; a SettingError if it cannot be compared with others.
 
@@ -117,8 +119,9 @@ def job_of(
         seed: Of the run.
         validation: The fraction of the training samples that it is tested on; 0: on the test samples.
         last: The evaluations that a value is the mean of; None: the last third.
+        rounds: Finds the number of rounds where nobody named it; None: it is not looked for.
     """
-    run = complete(*layers, {"run": {"seed": seed}})
+    run = complete(*layers, {"run": {"seed": seed}}) if rounds is None else rounds.of(layers, seed)
     for field in declared(RunSettings):
         value, fitting = getattr(run.run, field.name), field.metadata["comparable"]
         if value not in fitting:

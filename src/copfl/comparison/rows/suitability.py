@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from copfl.core import tree
 from copfl.core.algorithm import example_output, traits
 from copfl.errors import UsageError
+from copfl.experiment.experiment import Experiment
 from copfl.experiment.preparation import algorithm, prepare
-from copfl.experiment.result import Experiment
 from copfl.settings.complete import complete
 from copfl.settings.components import build
 from copfl.settings.toml import Tables

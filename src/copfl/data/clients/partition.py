@@ -27,6 +27,10 @@ Parts = Sequence[Indices]  # the samples of each client
 
 STREAM = 0x70617274  # "part": separates these draws from every other use of the same seed
 FORMAT = "copfl partition 1"
+INDICES = (
+    "a pair (train, test): each is a list of the indices of every client's samples, into dataset.train and "
+    "dataset.test"
+)
 FIELDS = {"scheme": str, "keywords": dict, "test_from": str, "notes": list, "train": list, "test": list}
 NAMES_IN_FILES = {"alpha": "concentration"}  # of options, in this format and in the fingerprint
 
@@ -37,7 +41,7 @@ class Partition:
 
     train: tuple[Indices, ...]  # per client, indices into Dataset.train
     test: tuple[Indices, ...]  # per client, indices into Dataset.test, or into Dataset.train: see test_from
-    scheme: str
+    scheme: str = "own"
     keywords: Mapping[str, Any] = field(default_factory=dict)  # the scheme's options and the seed
     test_from: str = "test"  # "test" | "train": a validation part, see hold_out
     notes: tuple[str, ...] = ()  # where the data set has fewer samples than the options ask for
@@ -147,6 +151,28 @@ class Partition:
         if self.labels is not None:
             np.put_along_axis(counts, self.labels, counts.copy(), axis=1)
         return counts
+
+
+def of_indices(value: Any, who: str) -> Partition:
+    """The partition that a user gave, by itself or as indices.
+
+    Args:
+        value: A Partition, or the indices of each client, see INDICES.
+        who: Gave it, for the error.
+    """
+    if isinstance(value, Partition):
+        return value
+    try:
+        train, test = ([np.asarray(part) for part in side] for side in value)
+    except (TypeError, ValueError):
+        train, test = [], []
+    parts = [*train, *test]
+    if not train or not all((part.ndim == 1 and part.dtype.kind in "iu") or not part.size for part in parts):
+        raise UsageError(
+            f"{who} is {type(value).__name__}, which says not who has which samples; it must be {INDICES}"
+        )
+    of_train, of_test = (tuple(part.astype(np.int64).reshape(-1) for part in side) for side in (train, test))
+    return Partition(of_train, of_test)
 
 
 def distinct(parts: Parts) -> tuple[Indices, ...]:

@@ -96,7 +96,9 @@ def classes(
     kinds = len(dataset.classes)
     if distinct and per_client > kinds:
         limit = f'{kinds}, the number of classes of "{dataset.name}"'
-        raise UsageError(f"per_client={per_client} must be at most {limit}; or set distinct=false")
+        raise UsageError(
+            f"per_client={per_client} must be at most {limit}; or set {how_to_set('partition.distinct', False)}"
+        )
     rng = generator(seed)
     # Paper: follows FedSelect, which may assign the same class to a client twice. We swap until no client has
     # that; distinct=False restores it.
@@ -180,7 +182,8 @@ def dirichlet(
     counts = count_by(train, dataset.train.y, len(dataset.classes)).T
     usable = np.flatnonzero((counts.sum(axis=1) > 0)[dataset.test.y])  # of classes that are trained on
     if not len(usable):
-        raise DataError(f'"{dataset.name}" has no test samples of its train classes; test="iid" needs none')
+        iid = how_to_set("partition.test", "iid")
+        raise DataError(f'"{dataset.name}" has no test samples of its train classes; {iid} needs none')
     parts = proportional(rng, dataset.test.y[usable], np.log(np.maximum(counts, 1e-300)), 1)
     return Assigned(train, [usable[part] for part in parts], _test_note(dataset, clients))
 

@@ -32,6 +32,10 @@ FACTORS = (10, 100, 1000)  # and their inverses: units that are often confused
 NEAR = 0.15  # of log10: how far a ratio may be from a factor
 MOST = 0.5  # of the values out of the range: then the unit may be another one
 SHOWN = 5  # values in a sentence
+MOST_MISSING = 20  # columns that are missing, each in a sentence of its own
+MOST_COMPARED = (
+    5_000  # pairs of a missing column and one of the file, by their names and values; 2,000 a second
+)
 COMMA = re.compile(r"[+-]?\d*,\d+")
 
 
@@ -124,11 +128,24 @@ def _table_differences(contract: Contract, table: DataTable) -> Iterator[Contrac
     spare = [name for name in table.columns if name not in used]
     for note in table.notes:
         yield ContractDifference("", "decimal_commas", note, is_note=True)
+    missing = [column.name for column in every if column.name not in table.columns]
+    are_compared = len(missing) * len(spare) <= MOST_COMPARED
+    named, names = {_plain(name): name for name in reversed(spare)}, listed(list(table.columns), 8)
     for column in every:
         if column.name in table.columns:
             yield from _column_differences(contract, column, table.columns[column.name])
-        else:
-            yield _missing_column(contract, column, table, spare)
+        elif column.name in missing[:MOST_MISSING]:
+            text, near = f'the column "{column.name}" is missing', named.get(_plain(column.name), "")
+            if not near and are_compared:
+                near = _near_column(contract, column, {name: table.columns[name] for name in spare})
+            if near:
+                text = f'{text}; is it your "{near}"? Rename it in the file'
+                yield ContractDifference(column.name, "renamed_column", text)
+            else:
+                yield ContractDifference(column.name, "missing_column", f"{text}; the file has {names}")
+    if others := missing[MOST_MISSING:]:
+        text = f"{len(others):,} more columns of the contract are missing: {listed(others, SHOWN)}"
+        yield ContractDifference("", "missing_columns", f"{text}; is it the right file?")
     for name, what in ((contract.group, "what belongs together"), (contract.time, "when a row was")):
         if name and name not in table.columns:
             text = f'the column "{name}" is missing, which says {what}; the file has {listed(list(table.columns), 8)}'
@@ -163,25 +180,19 @@ def _column_differences(contract: Contract, column: Column, cells: Cells) -> Ite
         yield from _date_differences(column, cells)
 
 
-def _missing_column(
-    contract: Contract, column: Column, table: DataTable, spare: Sequence[str]
-) -> ContractDifference:
-    """A column that is not there, with the one that may be meant: by its name, or alone by its values."""
-    plain = {_plain(name): name for name in reversed(spare)}
-    near = plain.get(_plain(column.name)) or next(
-        (plain[name] for name in difflib.get_close_matches(_plain(column.name), plain, n=1)), ""
-    )
-    text = f'the column "{column.name}" is missing'
-    if not near:
-        fitting = [name for name in spare if _has_values_of(contract, column, table.columns[name])]
-        near = fitting[0] if len(fitting) == 1 else ""
-    if near:
-        return ContractDifference(
-            column.name, "renamed_column", f'{text}; is it your "{near}"? Rename it in the file'
-        )
-    return ContractDifference(
-        column.name, "missing_column", f"{text}; the file has {listed(list(table.columns), 8)}"
-    )
+def _near_column(contract: Contract, column: Column, spare: dict[str, Cells]) -> str:
+    """The column of a file that may be meant by one that is missing, by its name or alone by its values; or empty.
+
+    Args:
+        contract: What the members agreed on.
+        column: The one that is missing.
+        spare: The columns of the file that the contract does not have.
+    """
+    named = {_plain(name): name for name in reversed(spare)}
+    if alike := difflib.get_close_matches(_plain(column.name), named, n=1):
+        return named[alike[0]]
+    fitting = [name for name, cells in spare.items() if _has_values_of(contract, column, cells)]
+    return fitting[0] if len(fitting) == 1 else ""
 
 
 def _has_values_of(contract: Contract, column: Column, cells: Cells) -> bool:
@@ -267,8 +278,10 @@ def _factor(column: Column, values: NDArray[np.float64]) -> str:
             exponent_of_site = next((e for e in exponents if within(values / 10.0**e) > 1 - MOST / 10), 0)
     if not exponent_of_site:
         return ""
-    times = f"{10 ** abs(exponent_of_site):,} times"
-    return f"{times} what it is" if exponent_of_site > 0 else f"1/{10**-exponent_of_site:,} of what it is"
+    power, is_exact = 10 ** abs(exponent_of_site), column.mean is not None and column.deviation is not None
+    if exponent_of_site > 0:
+        return f"{'' if is_exact else 'at least '}{power:,} times what it is"
+    return f"{'' if is_exact else 'at most '}1/{power:,} of what it is"
 
 
 def _is_scaled(column: Column, values: NDArray[np.float64], exponent: int) -> bool:

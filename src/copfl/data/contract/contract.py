@@ -46,6 +46,7 @@ class Column:
     unit: str = ""
     minimum: float | None = None  # of values; None: not agreed
     maximum: float | None = None
+    guess: bool = False  # whether the range is a draft's, of one site's rows
     missing: bool = False  # whether a value may be missing
     indicator: bool = False  # of numbers: whether a second feature says where one is missing
     categories: tuple[str, ...] = ()  # all of them, of a target the names of the classes; none: to be agreed

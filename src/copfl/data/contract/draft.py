@@ -1,7 +1,7 @@
 """A first data contract from one site's table, with nothing in it that should not leave the site.
 
-It has no value of a row: a category has at least so many rows, ranges are rounded outward to a power
-of ten, and means and deviations are written only if the owner asks for them.
+It has no value of a row: a category has at least so many rows, ranges are guesses: half as much again, rounded
+outward to a power of ten. Means and deviations are written only if the owner asks for them.
 """
 
 import math
@@ -39,6 +39,7 @@ from copfl.data.tables.tables import (
 )
 from copfl.errors import DataError, unknown, warn
 
+WIDER = 1.5  # times a site's largest number, which another site's may exceed
 LONG_TEXT = 60  # characters: longer on average, a column is no category
 
 
@@ -198,10 +199,10 @@ def _described(
         raise DataError(f'the target column "{name}" has texts; its task needs numbers')
     values = floats(numbers)
     values = values[~np.isnan(values)]
-    low, high = _outward(float(values.min())), _outward(float(values.max()))
+    low, high = _outward(WIDER * float(values.min())), _outward(WIDER * float(values.max()))
     low, high = min(low, 0.0), max(high, 0.0)
     column = Column(name=name, type=kind, missing=missing)
-    column = column if low == high else replace(column, minimum=low, maximum=high)
+    column = column if low == high else replace(column, minimum=low, maximum=high, guess=True)
     if not statistics or not may_leave(values, smallest):
         return column
     deviation = float(values.std())

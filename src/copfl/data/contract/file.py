@@ -16,7 +16,8 @@ HEAD = """\
 # `copfl site check THIS_FILE --data TABLE` compares a member's data with it; nothing leaves the machine.
 """
 KEYS = """\
-# Of a column: type (number, category, boolean, date, text), unit, minimum, maximum, missing (whether values may be
+# Of a column: type (number, category, boolean, date, text), unit, minimum, maximum, guess (whether the range is one
+# site's, widened; delete the line when it is right), missing (whether values may be
 # missing), indicator (whether the model also learns where a number is missing), categories. Dates and texts are
 # checked, and not learned from. Numbers without mean and deviation, and categories that are not listed, are agreed by
 # sums over all members: `copfl federate agree`. With candidates, those that a member has become the categories.
@@ -53,8 +54,16 @@ def _value(value: Any) -> str:
 
 
 def _comment(contract: Contract, column: Column) -> str:
+    notes = [
+        _to_agree(contract, column),
+        "its range is a guess from one site: correct it" if column.guess else "",
+    ]
+    return f"  # {'; '.join(filter(None, notes))}" if any(notes) else ""
+
+
+def _to_agree(contract: Contract, column: Column) -> str:
     if column in contract.open and contract.data != ARRAYS:
-        return f"  # to be agreed: {'mean and deviation' if column.type == NUMBER else 'categories'}"
+        return f"to be agreed: {'mean and deviation' if column.type == NUMBER else 'categories'}"
     return ""
 
 

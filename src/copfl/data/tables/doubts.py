@@ -8,6 +8,8 @@
 4. `site_column`: a column that looks like a site, where no column was named as the client.
 5. `group_columns`: a column that looks like a patient with several rows.
 6. `identifiers`: a column whose name says that it numbers patients, cases or rows.
+7. `far_numbers`: a few numbers of a column that are far from all others, as 999999 is.
+8. `other_units`: a site whose numbers of a column are a multiple of those of the others.
 
 Every question is bounded: for a table of 100,000 rows and 40 columns all of them take about a second.
 """
@@ -22,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl.data.copies import copies, mixed
-from copfl.data.samples import CLASSIFICATION, MULTILABEL, REGRESSION, Dataset
+from copfl.data.samples import CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL, Dataset
 from copfl.data.tables.columns import Column, DataTable, coded, floats, is_number, joined, text_of
 from copfl.data.tables.encoders import TableInfo, one_spelling
 from copfl.data.targets import plain_spelling
@@ -206,11 +208,13 @@ def _bits(cells: Column) -> NDArray[np.uint64]:
 # 3. A column that gives the target away
 
 NEARLY = 0.97  # of the errors of a constant answer that such a column avoids
-NEARLY_OF_VALUES = 0.995  # of the variance of values that it explains
-NEARLY_AT_A_SITE = 0.9  # of either, at each site that can be judged by itself
+NEARLY_OF_VALUES = 0.9  # of the variance of values that it explains; a correlation of .95
+NEARLY_BY_NAME = 0.5  # of either, if it is called as the target
+NEARLY_AT_A_SITE = 0.9  # of the share over all sites, at each site that can be judged by itself
 FEWEST_ERRORS = 10  # of constant answers, from which a column is judged
 MOST_TRIED = 4_000  # rows
 BINS = 512  # of a column of numbers
+WORD = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+"
 
 
 class Giveaway(NamedTuple):
@@ -226,6 +230,12 @@ class Giveaway(NamedTuple):
         share = f"{int(1000 * self.share) / 10:g} %"
         of = "of its variance" if self.kind == REGRESSION else "of the errors of a constant answer avoided"
         leave_out = how_to_set("data.drop", self.column)
+        if self.kind == SURVIVAL:
+            return (
+                f'the column "{self.column}" alone tells the {self.target} of survival ({share} of the variance of '
+                f"its ranks, on rows that it was not fitted to); if it is not known at the start, leave it out with "
+                f"{leave_out}"
+            )
         return (
             f'the column "{self.column}" alone predicts the target "{self.target}" ({share} {of}, on rows that it '
             f"was not fitted to); if it is not known before the target, leave it out with {leave_out}"
@@ -233,21 +243,31 @@ class Giveaway(NamedTuple):
 
 
 def giveaways(rows: AllRows, columns: Sequence[str], targets: Sequence[str]) -> list[Giveaway]:
-    """The columns that predict a target perfectly or nearly so, each fitted on one half and tried on the other.
+    """The columns that predict a target nearly alone, each fitted on one half and tried on the other.
+
+    Of survival the targets are the ranks of the times, and the events. A column that is called as the target is
+    doubted earlier.
 
     Args:
         rows: With these columns.
         columns: Those that a model learns from.
         targets: The names of what it predicts.
     """
-    if rows.kind not in (CLASSIFICATION, MULTILABEL, REGRESSION):
+    if rows.kind not in (CLASSIFICATION, MULTILABEL, REGRESSION, SURVIVAL):
         return []
     looked_at = np.random.default_rng(0).permutation(len(rows.numbers))[:MOST_TRIED]
     halves = looked_at[::2], looked_at[1::2]
-    site = rows.site[looked_at]
+    site = np.concatenate([rows.site[half] for half in halves])
     answers = []
-    for target, y in zip(targets, (rows.y[:, None] if rows.y.ndim == 1 else rows.y).T, strict=True):
-        constant = _errors(rows.site.astype(np.float64), False, y, halves, rows.kind)
+    of_targets = [*(rows.y[:, None] if rows.y.ndim == 1 else rows.y).T]
+    if rows.kind == SURVIVAL:
+        of_targets = [
+            np.searchsorted(np.sort(of_targets[0]), of_targets[0]).astype(np.float64),
+            of_targets[1],
+        ]
+    for target, y in zip(targets, of_targets, strict=False):
+        is_value = rows.kind == REGRESSION or (rows.kind == SURVIVAL and target == targets[0])
+        constant = _errors(rows.site.astype(np.float64), False, y, halves, is_value)
         to_lose = np.bincount(site, constant)  # by site
         wrong = np.bincount(site, constant > 0)
         if wrong.sum() < FEWEST_ERRORS:
@@ -255,24 +275,50 @@ def giveaways(rows: AllRows, columns: Sequence[str], targets: Sequence[str]) -> 
         for name in columns:
             cells = rows.table.columns[name]
             numbers = floats(cells) if is_number(cells) else coded(cells).codes.astype(np.float64)
-            lost = np.bincount(site, _errors(numbers, is_number(cells), y, halves, rows.kind))
+            errors = [_errors(numbers, is_number(cells), y, halves, is_value)]
+            if is_value and is_number(cells):
+                errors.append(_errors_of_lines(numbers, y, rows.site, halves))
+            lost = np.bincount(site, min(errors, key=lambda each: float(each.sum())))
             share = 1 - lost.sum() / to_lose.sum()
             at_sites = 1 - lost[wrong >= FEWEST_ERRORS] / to_lose[wrong >= FEWEST_ERRORS]
-            is_nearly_all = share >= (NEARLY_OF_VALUES if rows.kind == REGRESSION else NEARLY)
-            if is_nearly_all and (at_sites >= NEARLY_AT_A_SITE).all():
-                answers.append(Giveaway(name, target, float(share), rows.kind))
+            nearly = NEARLY_OF_VALUES if is_value else NEARLY
+            is_nearly = share >= nearly and (at_sites >= NEARLY_AT_A_SITE * nearly).all()
+            if is_nearly or (share >= NEARLY_BY_NAME and _is_called_as(name, target)):
+                kind = CLASSIFICATION if rows.kind == SURVIVAL and not is_value else rows.kind
+                answers.append(Giveaway(name, "time" if kind == SURVIVAL else target, float(share), kind))
     return answers
 
 
-def _errors(
-    x: NDArray[np.float64], is_ordered: bool, y: NDArray[Any], halves: tuple[Codes, Codes], kind: str
+def _is_called_as(column: str, target: str) -> bool:
+    """Whether all words of the target's name are words of the column's, as in price and log_price."""
+    own, wanted = ({w.casefold() for w in re.findall(WORD, name)} for name in (column, target))
+    return bool(wanted) and wanted <= own and max(map(len, wanted)) > 1
+
+
+def _errors_of_lines(
+    x: NDArray[np.float64], y: NDArray[Any], site: Codes, halves: tuple[Codes, Codes]
 ) -> NDArray[np.float64]:
-    """The error of each row of the halves, interleaved, of what the other half says about it by one column."""
-    errors = np.zeros(len(halves[0]) + len(halves[1]))
-    for first, (tried, fitted) in enumerate((halves, halves[::-1])):
-        predicted = _predicted(x[fitted], y[fitted], x[tried], is_ordered, kind == REGRESSION)
-        errors[first::2] = (predicted - y[tried]) ** 2 if kind == REGRESSION else predicted != y[tried]
-    return errors
+    """The squared error of each row of the halves, by one slope, and a mean of each site, of the other half."""
+    errors = []
+    x = np.where(np.isnan(x), np.nanmean(x) if not np.isnan(x).all() else 0.0, x)
+    for tried, fitted in (halves, halves[::-1]):
+        rows = np.maximum(np.bincount(site[fitted], minlength=site.max() + 1), 1)
+        x_mean, y_mean = (np.bincount(site[fitted], v[fitted], site.max() + 1) / rows for v in (x, y))
+        inside = x[fitted] - x_mean[site[fitted]]
+        slope = (inside * y[fitted]).sum() / max((inside**2).sum(), 1e-300)
+        errors.append((y_mean[site[tried]] + slope * (x[tried] - x_mean[site[tried]]) - y[tried]) ** 2)
+    return np.concatenate(errors)
+
+
+def _errors(
+    x: NDArray[np.float64], is_ordered: bool, y: NDArray[Any], halves: tuple[Codes, Codes], is_value: bool
+) -> NDArray[np.float64]:
+    """The error of each row, of one half after the other, of what the other half says about it by one column."""
+    errors = []
+    for tried, fitted in (halves, halves[::-1]):
+        predicted = _predicted(x[fitted], y[fitted], x[tried], is_ordered, is_value)
+        errors.append((predicted - y[tried]) ** 2 if is_value else predicted != y[tried])
+    return np.concatenate(errors).astype(np.float64)
 
 
 def _predicted(
@@ -385,7 +431,7 @@ def _rows_of_a_value(codes: Codes) -> int:
 
 def _is_called_site(name: str) -> bool:
     """Whether the name is of a site, such as hospital, Site_ID or schoolName."""
-    parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
+    parts = re.findall(WORD, name)
     words = [word.casefold() for word in parts]
     while len(words) > 1 and words[-1] in ENDINGS:
         words.pop()
@@ -486,6 +532,121 @@ def identifiers(table: DataTable) -> list[Identifier]:
     return found
 
 
+# 7. Numbers far from all others
+
+FARTHEST = 10.0  # times as far from the median as the number before
+MOST_FAR = 0.1  # of the rows
+FEWEST_NEAR = 10  # different numbers that are not far away
+
+
+class FarNumbers(NamedTuple):
+    """A few numbers of a column that are far from all others."""
+
+    column: str
+    rows: int
+    total: int
+    example: float  # the most frequent one
+    values: int  # different ones
+
+    @property
+    def text(self) -> str:
+        others = "" if self.values == 1 else f", and {self.values - 1:,} more"
+        return (
+            f'the column "{self.column}" has {self.rows:,} of {self.total:,} numbers far from all others '
+            f"({self.example:g}{others}); if they stand for a missing value, leave "
+            "these cells empty in the file, and if they are in another unit, convert them"
+        )
+
+
+def far_numbers(table: DataTable) -> list[FarNumbers]:
+    """The columns with numbers that are ten times as far from the median as all others, in a tenth of the rows at most.
+
+    Args:
+        table: The columns to learn from.
+    """
+    found = []
+    for name, cells in table.columns.items():
+        if not is_number(cells):
+            continue
+        numbers = floats(cells)
+        numbers = numbers[~np.isnan(numbers)]
+        if len(numbers) < FEWEST_NEAR:
+            continue
+        distance = np.abs(numbers - np.median(numbers))
+        ordered = np.sort(distance)
+        quarter, first = ordered[len(ordered) // 2], len(ordered) - int(MOST_FAR * len(ordered))
+        gaps = np.flatnonzero(ordered[first:] > FARTHEST * np.maximum(ordered[first - 1 : -1], quarter))
+        if not len(gaps):
+            continue
+        is_far = distance >= ordered[first + gaps[0]]
+        if len(np.unique(numbers[~is_far])) >= FEWEST_NEAR:
+            values, counts = np.unique(numbers[is_far], return_counts=True)
+            example = float(values[counts.argmax()])
+            found.append(FarNumbers(name, int(is_far.sum()), len(cells), example, len(values)))
+    return found
+
+
+# 8. A site in another unit
+
+LEAST_FACTOR = 5.0  # between units; millimoles and milligrams of glucose have 18
+SAME_UNIT = 3.0  # between the medians of sites in one unit, and between the factors of median and spread
+FEWEST_ROWS_OF_A_UNIT = 8  # of a site
+
+
+class OtherUnit(NamedTuple):
+    """A site whose numbers of a column are a multiple of those of the other sites."""
+
+    column: str
+    site: str
+    factor: float  # of its median to that of the others
+
+    @property
+    def text(self) -> str:
+        factor = f"{self.factor:.3g} times" if self.factor > 1 else f"1/{1 / self.factor:.3g} of"
+        return (
+            f'the column "{self.column}" may have another unit at {self.site}: its numbers there are {factor} those of '
+            "the other sites, and so is their spread; convert them in the file if so"
+        )
+
+
+def other_units(rows: AllRows, columns: Sequence[str]) -> list[OtherUnit]:
+    """The sites whose numbers are apart from those of all others by one factor, in the median and in the spread.
+
+    Args:
+        rows: With these columns.
+        columns: Those that a model learns from.
+    """
+    found = []
+    for name in columns:
+        if not rows.sites or not is_number(rows.table.columns[name]):
+            continue
+        numbers = floats(rows.table.columns[name])
+        of_sites = {}
+        for number, site in enumerate(rows.sites):
+            own = numbers[(rows.site == number) & ~np.isnan(numbers)]
+            if len(own) >= FEWEST_ROWS_OF_A_UNIT:
+                low, middle, high = np.quantile(own, (0.1, 0.5, 0.9))
+                if middle != 0 and high > low:
+                    of_sites[site] = (low, middle, high)
+        for site, (low, middle, high) in of_sites.items():
+            others = np.array([of for other, of in of_sites.items() if other != site])
+            if not len(others) or (np.sign(others[:, 1]) != np.sign(middle)).any():
+                continue
+            sizes = np.abs(others[:, 1])
+            factor = abs(middle) / np.median(sizes)
+            spread = (high - low) / np.median(others[:, 2] - others[:, 0])
+            is_apart = low > others[:, 2].max() or high < others[:, 0].min()
+            if (
+                is_apart
+                and max(factor, 1 / factor) >= LEAST_FACTOR
+                and sizes.max() <= SAME_UNIT * sizes.min()
+                and 1 / SAME_UNIT <= spread / factor <= SAME_UNIT
+                and (len(others) > 1 or factor > 1)  # of two sites one is named
+            ):
+                found.append(OtherUnit(name, site, float(factor)))
+    return found
+
+
 # All of them
 
 
@@ -518,4 +679,9 @@ def doubts_of(
     if repeated is not None:
         (answers.warnings if repeated.are_copies else answers.notes).append(repeated.text)
     answers.warnings.extend(giveaway.text for giveaway in giveaways(rows, features, info.targets))
+    units = other_units(rows, features)
+    in_other_units = {one.column for one in units}
+    numbers = [c.name for c in info.columns if not c.categories and c.name not in in_other_units]
+    far = far_numbers(DataTable({name: rows.table.columns[name] for name in numbers})) if numbers else []
+    answers.warnings.extend([*(one.text for one in units), *(one.text for one in far)])
     return answers

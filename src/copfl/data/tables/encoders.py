@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from copfl.data.tables.columns import Column, DataTable, coded, floats, is_number, text_of
-from copfl.errors import DataError, how_to_set
+from copfl.errors import PartError, how_to_set
 
 Rows = slice | NDArray[np.int64]
 
@@ -190,10 +190,11 @@ def encoder(
     in_train = np.unique(codes[rows])
     different = tuple(one_spelling(text_of(values[code]) for code in in_train[in_train >= 0].tolist()))
     if len(different) > MOST_CATEGORIES:
-        raise DataError(
+        raise PartError(
             f'the column "{name}" has {len(different):,} different texts, at most {MOST_CATEGORIES:,} '
             f"categories are accepted; leave it out with {how_to_set('data.drop', name)}, or if it is the "
             f"text to learn from, or the client, name it with {how_to_set('data.text', name, '--text')} or "
-            f"{how_to_set('data.client', name, '--client')}"
+            f"{how_to_set('data.client', name, '--client')}",
+            drop=name,
         )
     return Encoder(name, categories=different or ("",))

@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, TextIO
 
 from copfl.data import reading
 from copfl.data.tables.columns import Column, DataTable, column_of, joined
+from copfl.data.tables.parquet import plain_names, size_in_memory
 from copfl.errors import DataError, raised_as
 from copfl.tables import listed
 
@@ -29,8 +31,11 @@ READ_AS_MISSING = "words that are read as missing values"
 MOST_SHOWN = 5  # columns in a note
 COMMA_NUMBER, POINT_NUMBER = r"^[+-]?\d*,\d+$", r"^[+-]?\d*\.\d+$"
 BLOCK = 16 * reading.MIB  # of a file that is parsed at once; the largest row must fit
+MOST_COLUMNS = 30_000  # each takes about a millisecond; the genes of a person are fewer
+FEW_CELLS, MOST_EMPTY = 10_000_000, 50  # from so many cells on, one of so many at least must have a value
 LONGEST_NAMES = reading.MIB  # characters of a first line that is read by itself
 ROWS_AT_ONCE = 10_000  # of a .jsonl file, as Python objects
+TOO_MANY = f"at most {MOST_COLUMNS:,} are read. Leave some out, or pass arrays from Python: copfl.run(dataset=(x, y))"
 
 
 def read_table(path: Path) -> DataTable:
@@ -67,7 +72,7 @@ def _separated(path: Path) -> DataTable:
     from pyarrow import csv as arrow_csv
 
     with _utf8(path), path.open(encoding="utf-8-sig", newline="") as file:
-        separator, written_names = _first_line(file)
+        separator, written_names = _first_line(path, file)
     names = [name.strip() for name in written_names]
     _check_names(path, names)
     if not names:
@@ -94,12 +99,43 @@ def _separated(path: Path) -> DataTable:
     return DataTable(columns, tuple(notes))
 
 
-def _first_line(file: TextIO) -> tuple[str, list[str]]:
+def _first_line(path: Path, file: TextIO) -> tuple[str, list[str]]:
     """The separator of a .csv or .tsv file, and the names of its columns as they are written."""
-    first_line = re.sub('"[^"]*"', "", next(filter(str.strip, file), ""))
+    first_line = re.sub('"[^"]*"', "", next(filter(str.strip, _lines(path, file)), ""))
     separator = max(SEPARATORS, key=first_line.count)
     file.seek(0)
-    return separator, next(filter(None, csv.reader(file, delimiter=separator, strict=True)), [])
+    return separator, next((row for _, row in _rows(path, file, separator) if row), [])
+
+
+def _lines(path: Path, file: TextIO) -> Iterator[str]:
+    """The lines of a file; a DataError where one does not fit."""
+    for number in itertools.count(1):
+        line = file.readline(BLOCK)
+        if len(line) == BLOCK:
+            raise DataError(
+                f"{path}, line {number}, has {BLOCK:,} or more characters; it is no row of a table"
+            )
+        if not line:
+            return
+        yield line
+
+
+def _rows(path: Path, file: TextIO, separator: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a .csv or .tsv file, each with the number of its last line; a DataError where one does not fit."""
+    size = 0
+
+    def lines_of_a_row() -> Iterator[str]:
+        nonlocal size
+        for line in _lines(path, file):
+            size += len(line)
+            if size > BLOCK:
+                raise DataError(f"{path} has a row of more than {BLOCK:,} characters; is a quote not closed?")
+            yield line
+
+    rows = csv.reader(lines_of_a_row(), delimiter=separator, strict=True)
+    for row in rows:
+        size = 0
+        yield rows.line_num, row
 
 
 def first_names(path: Path) -> list[str]:
@@ -114,17 +150,24 @@ def first_names(path: Path) -> list[str]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             begin = file.read(LONGEST_NAMES)
         is_whole = len(begin) < LONGEST_NAMES or bool(begin.strip().count("\n"))
-        return [name.strip() for name in _first_line(io.StringIO(begin, newline=""))[1]] if is_whole else []
-    except (OSError, UnicodeDecodeError, csv.Error):
+        return (
+            [name.strip() for name in _first_line(path, io.StringIO(begin, newline=""))[1]]
+            if is_whole
+            else []
+        )
+    except (OSError, UnicodeDecodeError, csv.Error, DataError):
         return []
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
+    if len(names) > MOST_COLUMNS:
+        raise DataError(f"{path} has {len(names):,} columns; {TOO_MANY}")
     if "" in names:
         index = "; pandas writes its index so, unless index=False" if names[0] == "" else ""
         raise DataError(f"{path} has no name for column {names.index('') + 1} in its first line{index}")
-    if doubled := [name for name in names if names.count(name) > 1]:
-        raise DataError(f"{path} has the column {doubled[0]!r} twice; rename or remove one")
+    doubled = next((name for name, count in Counter(names).items() if count > 1), None)
+    if doubled is not None:
+        raise DataError(f"{path} has the column {doubled!r} twice; rename or remove one")
 
 
 def _cells(column: Column, separator: str) -> tuple[Column, bool, list[str]]:
@@ -156,15 +199,16 @@ def _has_quotes(path: Path) -> bool:
 
 def _check_rows(path: Path, separator: str, count: int) -> None:
     """A DataError that names the first line with another number of values or with a wrong quote."""
-    with _utf8(path), path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.reader(file, delimiter=separator, strict=True)
-        with raised_as(DataError, f"{path} is not a readable {path.suffix} file: {{}}", csv.Error):
-            for row in rows:
-                if row and len(row) != count:
-                    raise DataError(
-                        f"{path}, line {rows.line_num}, has {len(row)} values; the first line names {count} "
-                        "columns"
-                    )
+    unreadable = f"{path} is not a readable {path.suffix} file: {{}}"
+    with (
+        _utf8(path),
+        path.open(encoding="utf-8-sig", newline="") as file,
+        raised_as(DataError, unreadable, csv.Error),
+    ):
+        for number, row in _rows(path, file, separator):
+            if row and len(row) != count:
+                found = f"{path}, line {number}, has {len(row)} values"
+                raise DataError(f"{found}; the first line names {count} columns")
 
 
 @contextmanager
@@ -195,14 +239,31 @@ def _json_lines(path: Path) -> DataTable:
     """A .jsonl file: an object per line; a key that a line lacks is missing."""
     blocks: list[dict[str, Column]] = []
     sizes: list[int] = []
+    names: dict[str, None] = {}
+    values = 0
     with _utf8(path), path.open(encoding="utf-8-sig") as file:
-        lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+        lines = ((number, line) for number, line in enumerate(_lines(path, file), 1) if line.strip())
         for batch in iter(lambda: list(itertools.islice(lines, ROWS_AT_ONCE)), []):
-            rows = [_json_object(path, number, line) for number, line in batch]
-            names = dict.fromkeys(name for row in rows for name in row)
-            blocks.append({name: column_of([row.get(name) for row in rows]) for name in names})
+            rows = []
+            for number, line in batch:
+                rows.append(_json_object(path, number, line))
+                names.update(dict.fromkeys(rows[-1]))
+                values += len(rows[-1])
+                if len(names) > MOST_COLUMNS:
+                    found = (
+                        f"{path} has {len(names):,} different keys up to line {number}, each of them a column"
+                    )
+                    raise DataError(f"{found}; {TOO_MANY}")
+            cells = (sum(sizes) + len(rows)) * len(names)
+            if cells > max(FEW_CELLS, MOST_EMPTY * values):
+                raise DataError(
+                    f"{path} has {len(names):,} different keys up to line {number}, and a line has "
+                    f"{values / (sum(sizes) + len(rows)):.0f} of them: a table with these columns would be empty but "
+                    f"for 1 in {cells // values:,} cells. Write a key and its value as two columns, or leave some out"
+                )
+            own_names = dict.fromkeys(name for row in rows for name in row)
+            blocks.append({name: column_of([row.get(name) for row in rows]) for name in own_names})
             sizes.append(len(rows))
-    names = dict.fromkeys(name for block in blocks for name in block)
     columns = {
         name: joined(
             [
@@ -224,15 +285,25 @@ def _json_object(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def _parquet(path: Path) -> DataTable:
+    """A .parquet file; cells that are lists or records are left out, as no column of a run may have them."""
+    import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(path) as file:
-        groups = range(file.metadata.num_row_groups)
-        if (size := sum(file.metadata.row_group(n).total_byte_size for n in groups)) > LARGEST_FILE:
-            raise DataError(f"{path} would unpack to {size:,} bytes; at most {LARGEST_FILE:,} are accepted")
-        _check_names(path, file.schema_arrow.names)
-        content = file.read()
-    return DataTable.of({name: content[name] for name in content.column_names})
+        schema = file.schema_arrow
+        _check_names(path, schema.names)
+        if (size := size_in_memory(path, schema, file.metadata, LARGEST_FILE)) > LARGEST_FILE:
+            raise DataError(
+                f"{path} would unpack to {size:,} bytes or more; at most {LARGEST_FILE:,} are accepted. Take a part "
+                "of its rows or columns"
+            )
+        content = file.read(plain_names(schema))
+        nested = {
+            field.name: pa.chunked_array([pa.nulls(file.metadata.num_rows, field.type)])
+            for field in schema
+            if pa.types.is_nested(field.type)
+        }
+    return DataTable.of({name: nested[name] if name in nested else content[name] for name in schema.names})
 
 
 def text_lines(path: Path) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,7 +45,7 @@ from copfl.data.tables.doubts import Doubts, doubts_of, group_columns, identifie
 from copfl.data.tables.encoders import Encoder, TableInfo, encoded, encoder, unknown_categories
 from copfl.data.tables.files import LINES, READ_AS_MISSING, first_names, read_table
 from copfl.data.targets import LARGEST_NUMBER, MOST_AMBIGUOUS
-from copfl.errors import DataError, how_to_set, one_of, raised_as, unknown
+from copfl.errors import DataError, PartError, how_to_set, one_of, raised_as, unknown
 from copfl.tables import listed
 
 FEWEST_ROWS = 50  # in which a column of different whole numbers or texts may be an identifier
@@ -55,6 +56,7 @@ SIGNED_NUMBER = re.compile(r"[€$£]?\s*[+-]?\d[\d.,' ]*\s*[%€$£]?")  # 12 %
 # The options that name columns, in the order in which they are looked up.
 COLUMNS = ("target", "event", "start", "drop", "client", "text", "group", "time", "categories")
 DURATION = "make a column of numbers of it, such as the days from the first visit to the date"
+ROW = "\0row"  # beside the columns while rows are left out: their numbers in the file
 LONGEST_TEXT = 4096  # characters; a numpy array has the longest text's memory for every text
 
 
@@ -74,6 +76,7 @@ def table_file(
     split: int = 0,
     event: str = "",
     start: str = "",
+    keep_time: bool = False,
 ) -> Dataset:
     """A table in a file as a data set.
 
@@ -96,6 +99,7 @@ def table_file(
         event: The column that says whether the event was seen at the time that the target has; with it the
             targets are of survival.
         start: Of survival, the column of the time after which a row is at risk; none: from time 0.
+        keep_time: Whether the column that says when is learned from, too.
     """
     if path.suffix.lower() == ".txt":
         text, kind = text or LINES, kind or NEXT_TOKEN
@@ -115,6 +119,7 @@ def table_file(
         split=split,
         event=event,
         start=start,
+        keep_time=keep_time,
     )
 
 
@@ -146,6 +151,7 @@ def from_tables(
     split: int = 0,
     event: str = "",
     start: str = "",
+    keep_time: bool = False,
     classes: Sequence[str] | None = None,
     encoders: Sequence[Encoder] = (),
     leave_out: bool = True,
@@ -158,7 +164,7 @@ def from_tables(
         classes: The names of the classes, where the table does not have all of them.
         encoders: Those that are agreed with others; else they are learned from the train rows.
         leave_out: Whether train rows that are copies of test rows, or belong to them, are left out.
-        target, client, text, drop, categories, missing, kind, group, time, split, event, start: As of
+        target, client, text, drop, categories, missing, kind, group, time, split, event, start, keep_time: As of
             `table_file`.
     """
     kind = SURVIVAL if event and kind is None else kind
@@ -168,7 +174,7 @@ def from_tables(
     tables = list(tables)
     known = list(tables[0].columns)
     roles, as_categories = (
-        _roles(known, target, client, text, drop, kind, group, time, event, start),
+        _roles(known, target, client, text, drop, kind, group, time, event, start, keep_time),
         _columns(categories, known),
     )
     for table in tables[1:]:
@@ -187,12 +193,16 @@ def from_tables(
     labelling = [*roles.targets, *roles.clients, *roles.groups, *roles.times, *roles.texts]
     rows, spare = sum(map(len, tables)), {column: tables[0].columns[column] for column in roles.unused}
     tables = [
-        DataTable({column: table.columns[column] for column in (*labelling, *roles.features)})
+        DataTable(
+            {column: table.columns[column] for column in (*labelling, *roles.features)}
+            | {ROW: column_of(np.arange(len(table)))}
+        )
         for table in tables
     ]
     words = [note for note in notes if note.startswith(READ_AS_MISSING)]
-    with raised_as(DataError, "; ".join(("{}", *words)), DataError):
+    with raised_as(DataError, "; ".join(("{}", *words)), DataError) if words else nullcontext():
         tables, missing_notes = _without_missing(tables, labelling, roles.features, missing)
+    numbers = [table.columns.pop(ROW).to_numpy() for table in tables]
     for table in tables:
         for column, cells in table.columns.items():
             check_plain(column, cells)
@@ -203,7 +213,11 @@ def from_tables(
         samples = _of_texts(tables, chosen, roles)
     else:
         samples = _of_columns(tables, chosen, chosen[0], roles, as_categories, encoders, missing)
-    data = _with_features(numbered, samples, group, time, split)
+    train, test = (
+        replace(part, row=own[part.x[:, 0]])
+        for part, own in zip((numbered.train, numbered.test), (numbers[0], numbers[-1]), strict=True)
+    )
+    data = _with_features(replace(numbered, train=train, test=test), samples, group, time, split)
     about_target = _doubtful_target(data, roles.targets) if kind is None else []
     are_all_rows = sum(map(len, tables)) == rows
     # Where encoders are agreed, the owner of the table has checked it against the contract.
@@ -217,7 +231,8 @@ def from_tables(
             *warnings,
         ]
     warnings = [*about_dates, *warnings]
-    about_rows = (*missing_notes, *about_target, *about_stretches, *samples.notes, *doubts.notes)
+    about_time = _about_time(roles, tables[0]) if not encoders else []
+    about_rows = (*about_time, *missing_notes, *about_target, *about_stretches, *samples.notes, *doubts.notes)
     note = "; ".join(filter(None, (data.note, *notes, *about_rows)))
     cells = None if roles.texts or encoders else Cells(tables, chosen, roles, as_categories, missing)
     return replace(data, note=note, warnings=tuple(warnings), cells=cells)
@@ -288,6 +303,7 @@ def _roles(
     time: str,
     event: str,
     start: str,
+    keep_time: bool,
 ) -> _Roles:
     """What each of these columns is for; the rest as of `table_file`."""
     if kind == NEXT_TOKEN and (target or not text):
@@ -296,7 +312,11 @@ def _roles(
         raise DataError(f"next_token predicts each token of a text from those before it; {remedy}")
     if not target and kind != NEXT_TOKEN:
         column = how_to_set("data.target", "COLUMN", "--target")
-        raise DataError(f"name the column to predict with {column}; the columns are {', '.join(known)}")
+        free = [name for name in known if name not in (client, text, event, start, group, time)]
+        raise PartError(
+            f"name the column to predict with {column}; the columns are {', '.join(known)}",
+            target=free[-1] if free else "",
+        )
     targets = [column for written in (target, event, start) for column in _columns(written, known)]
     left_out = _columns(drop, known)
     for use, column in (("event", event), ("start", start)):
@@ -321,7 +341,7 @@ def _roles(
             "drop": left_out,
         }
     )
-    special = {*targets, *clients, *texts, *groups, *times, *left_out}
+    special = {*targets, *clients, *texts, *groups, *left_out} | set([] if keep_time else times)
     others = [column for column in known if column not in special]
     return _Roles(targets, clients, texts, [] if texts else others, others if texts else [], groups, times)
 
@@ -525,9 +545,10 @@ def numbers_of(name: str, column: Column) -> Column | None:
             return None
         other = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         remedy = "write 1.5, not 1,5" if has_commas else "leave a cell empty if its value is not known"
-        raise DataError(
+        raise PartError(
             f'the column "{name}" has numbers, but {few[0][:40]!r} in row {wrong[0] + 1}{other}; {remedy}, or if '
-            f"its values are categories: {how_to_set('data.categories', name)}"
+            f"its values are categories: {how_to_set('data.categories', name)}",
+            categories=name,
         )
     if len(wrong := np.flatnonzero(np.abs(floats(numbers)) > LARGEST_NUMBER)):
         cell = str(column[int(wrong[0])])[:40]
@@ -561,6 +582,17 @@ def _about_dates(name: str, column: Column) -> str:
         "from dates; a number made of it may help, such as the days between two dates; if it says when a row was, add "
         f"{how_to_set('data.time', name, '--time')}"
     )
+
+
+def _about_time(roles: _Roles, table: DataTable) -> list[str]:
+    """That the column which says when is not learned from, and how it is."""
+    if not roles.times or roles.times[0] in roles.features or roles.texts:
+        return []
+    (name,) = roles.times
+    note = f'the column "{name}" says when a row was, and is not learned from'
+    if as_numbers(table.columns[name]) is None:
+        return [f"{note}; a number made of the dates, in a column of its own, would be"]
+    return [f"{note}; to learn from it too: {how_to_set('data.keep_time', 'true')}"]
 
 
 def _is_constant(parts: Sequence[Column]) -> bool:
@@ -621,11 +653,12 @@ def _doubtful(encoders: Sequence[Encoder], table: DataTable) -> list[str]:
         )
     for e in rare:
         if e.name in sentences and len(table) < 2 * len(e.categories):
-            raise DataError(
+            raise PartError(
                 f'the column "{e.name}" has {len(e.categories):,} different sentences in {len(table):,} rows, and as '
                 f"categories they tell nothing about other rows; learn from them with "
                 f"{how_to_set('data.text', e.name, '--text')}, or leave the column out with "
-                f"{how_to_set('data.drop', e.name)}"
+                f"{how_to_set('data.drop', e.name)}",
+                drop=e.name,
             )
     for name in sentences:
         notes += [f"{name}: sentences, learn from them with {how_to_set('data.text', name, '--text')}"]
@@ -754,7 +787,9 @@ def _without_missing(
             nobody_fills = f"rows without {listed(unfilled, 8)} out of the file, as they cannot be filled"
             remedies = [f"leave the {nobody_fills}, and use {fill}"]
         remedy = ", or ".join([*remedies, f"use {drop}"])
-        raise DataError(f"values are missing (rows of each column): {shown}. Complete them, or {remedy}")
+        raise PartError(
+            f"values are missing (rows of each column): {shown}. Complete them, or {remedy}", missing="fill"
+        )
     if not after:
         raise DataError(
             f"every row has a missing value: {shown}; use {fill} or {how_to_set('data.drop', 'COLUMN')}"

@@ -14,6 +14,7 @@ from copfl.tables import listed
 RELEVANT = 0.01  # of a fraction: a point; of another metric, this part of its value
 NAMED = 5  # curves that a sentence names
 PARTS = 5  # of a run, whose losses are compared
+WORSE = 0.05  # of a loss, beyond which a curve is past its best
 TINY = 1e-12  # a loss of 0 has no logarithm
 
 
@@ -125,6 +126,31 @@ def got_worse(values: Numbers, losses: Numbers, metric: MetricInfo) -> str:
         f"high [{interval}] in the last ones; {metric.title} was {then}{metric.unit} and is {now}{metric.unit}, so "
         "fewer rounds are better here"
     )
+
+
+def past_its_best(values: Numbers, losses: Numbers, rounds: Sequence[int], metric: MetricInfo) -> str:
+    """Such as "accuracy 84.1 % in rounds 1 to 20, 78.2 % in the last ones"; "" where the last ones are as good.
+
+    The loss and the metric are both worse in the last fifth than in the fifth with the lowest loss, by what matters.
+
+    Args:
+        values: The mean over clients and seeds of each evaluation.
+        losses: On the same samples.
+        rounds: Of the evaluations.
+        metric: The metric.
+    """
+    *earlier, last = [part for part in np.array_split(np.arange(len(values)), PARTS) if len(part)]
+    if not earlier or not np.isfinite(losses).all():
+        return ""
+    best = min(earlier, key=lambda part: float(np.mean(losses[part])))
+    is_higher = float(np.mean(losses[last])) > (1 + WORSE) * float(np.mean(losses[best]))
+    then, now = (float(np.mean(values[part])) for part in (best, last))
+    if not is_higher or metric.score(then) - metric.score(now) < relevant(metric, then):
+        return ""
+    shown = [
+        f"{metric.title} {metric.text(then)}{metric.unit} in rounds {rounds[best[0]]} to {rounds[best[-1]]}"
+    ]
+    return ", ".join([*shown, f"{metric.text(now)}{metric.unit} in the last ones"])
 
 
 def rising_text(rises: Mapping[str, float], metric: MetricInfo) -> str:

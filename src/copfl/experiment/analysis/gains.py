@@ -2,25 +2,21 @@
 every client's samples."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from copfl import files, foreign
 from copfl.core import tree
 from copfl.core.evaluation import primary_metrics
 from copfl.core.task import Data, Personal, Task
 from copfl.data.clients.federation import FederatedData
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, SURVIVAL
-from copfl.errors import RunError, raised_as, to_resume
+from copfl.experiment.finding import Finding
 from copfl.measures.metrics import ACCURACY, C_INDEX, Metric, MetricInfo
 from copfl.stats import Interval, Numbers, mean_of_known, over_clients, unknown_reason, worst_of
-from copfl.tables import plain
 
-FILE = "gains.json"
 MODELS = 40  # of more clients than this, evenly chosen ones are in the matrix
 SAMPLES = 100  # of a client's test samples that the matrix uses
 EQUAL = 1e-9  # differences of accuracy that are rounding
@@ -220,30 +216,24 @@ class Analysis(NamedTuple):
     constant: Numbers  # see `constant_answers`
 
 
-def write(found: Analysis, folder: Path) -> None:
-    """Writes the file of a run folder.
-
-    Args:
-        found: The analysis.
-        folder: Of the run.
-    """
+def _as_json(found: Analysis) -> dict[str, Any]:
     clients, values, metric, per_class = found.cross
     content = {"alone": found.alone, "constant": found.constant, "clients": clients, "cross": values}
     content |= {"metric": metric}
-    content |= {"per_class": per_class} if per_class else {}
-    files.write_json(folder / FILE, plain(content))
+    return content | ({"per_class": per_class} if per_class else {})
 
 
-def read(folder: Path) -> Analysis | None:
-    """The content of the file in a run folder; None where there is none."""
-    path = folder / FILE
-    if not path.is_file():
-        return None
-    damaged = f"{path} is damaged ({{}}); delete it, and {to_resume(folder)} makes it again"
-    with raised_as(RunError, damaged, OSError, *foreign.DAMAGE):
-        content = foreign.read_json(path)
-        values = np.array(content["cross"], np.float64)
-        per_class = [(int(right), int(tested)) for right, tested in content.get("per_class", [])]
-        cross = Cross(content["clients"], values, content.get("metric", ACCURACY.name), per_class)
-        alone, constant = (np.array(content[name], np.float64) for name in ("alone", "constant"))
-        return Analysis(alone, cross, constant)
+def _parsed(content: dict[str, Any]) -> Analysis:
+    values = np.array(content["cross"], np.float64)
+    per_class = [(int(right), int(tested)) for right, tested in content.get("per_class", [])]
+    cross = Cross(content["clients"], values, content.get("metric", ACCURACY.name), per_class)
+    alone, constant = (np.array(content[name], np.float64) for name in ("alone", "constant"))
+    return Analysis(alone, cross, constant)
+
+
+GAINS = Finding(
+    file="gains.json",
+    as_json=_as_json,
+    parse=_parsed,
+    summary=lambda found, run: {},  # the summary has the gains that follow from it
+)

@@ -79,6 +79,7 @@ def build(
         mean=description.input.mean,
         std=description.input.std,
         head=table.get("head"),
+        statistics=trained,
         dtype=dtype,
     )
 

@@ -24,7 +24,7 @@ from copfl.core.task import Personal, Task
 from copfl.data.clients.federation import tensors
 from copfl.data.samples import CLASSIFICATION, MULTILABEL, NEXT_TOKEN, Inputs, by_name, each
 from copfl.errors import CopflError, RunError, UsageError, above, raised_as, warn
-from copfl.experiment.bundle import building, description
+from copfl.experiment.bundle import building, description, known_rows
 from copfl.experiment.bundle.base import copy_base
 from copfl.experiment.bundle.description import Description
 from copfl.experiment.bundle.inputs import Labelled, Preparation
@@ -36,7 +36,6 @@ from copfl.experiment.survival import medians_of, survival_of
 from copfl.measures.calibration import CalibrationBin, calibration_bins, tempered
 from copfl.measures.metrics import METRICS
 from copfl.measures.survival import risks
-from copfl.settings import named_code
 
 BATCH = 250  # samples that are predicted at once, as in an evaluation
 OWN_BASE = "base"  # of a bundle that was exported for transport
@@ -270,8 +269,11 @@ class Bundle:
             targets: A class or value for each sample.
             missing: As of `predict`.
         """
-        outputs = self._outputs_of(data, missing)
-        return self.measured(outputs, self.preparation.targets(targets))
+        x, notes, _ = self.preparation.of(data, missing)
+        y = self.preparation.targets(targets)
+        if said := [*notes, *filter(None, [known_rows.about(self.path, x, y)])]:
+            warn("; ".join(said))
+        return self.measured(self.outputs(x), y)
 
     def measured(self, outputs: NDArray[np.float64], y: NDArray[Any]) -> Evaluation:
         """The evaluation of predictions.
@@ -338,37 +340,14 @@ class Bundle:
 # Folders
 
 
-@named_code.scope()
-def load(
-    path: str | Path,
-    client: int | str | None = None,
-    *,
-    before_training: bool = False,
-    model: Any = None,
-    code: named_code.Modules = (),
-    **values: Any,
-) -> Bundle:
-    """The model in a bundle, of a node, or of one client in a run folder.
+def read_bundle(path: str | Path, client: int | str | None = None, model: Any = None) -> Bundle:
+    """The model in a bundle, of a node, or of one client in a run folder, as it is stored.
 
     Args:
         path: The folder of a bundle, of a run, or the state-dir of a node.
-        client: In a run folder, a number from 0, or the client's name in the data; "global" is the global
-            model.
-        before_training: The model that the client has after the last aggregation, before it trains again, in
-            place of the one that the table scores. It is made from the run's checkpoint and data, which must
-            be there.
-        model: An nn.Module or the function that makes it, where the run was given one.
-        code: Modules of the author's code that the folder may name, such as "mypackage.nets". A bundle is data: no
-            other code is imported.
-        values: With `before_training`, what else a program passed to the run: `algorithm`, `data`.
+        client: In a run folder, as of `copfl.load`.
+        model: As of `copfl.load`.
     """
-    named_code.name(code)
-    if before_training:
-        from copfl.experiment.finished import received_bundle
-
-        if client is None:
-            raise UsageError("name the client whose model before local training is wanted, in its run folder")
-        return received_bundle(path, client, **({} if model is None else {"model": model}), **values)
     folder = located(Path(path), client)
     foreign.inside(folder, folder / FILE)
     facts = description.read(folder)

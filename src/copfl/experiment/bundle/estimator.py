@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
 from copfl.data.samples import REGRESSION, SURVIVAL
 from copfl.errors import UsageError
-from copfl.experiment.bundle.bundle import Bundle, load
+from copfl.experiment.bundle.bundle import Bundle, read_bundle
 
 
 class BundleEstimator(BaseEstimator):  # type: ignore[misc]
@@ -30,7 +30,7 @@ class BundleEstimator(BaseEstimator):  # type: ignore[misc]
     @property
     def _loaded(self) -> Bundle:
         if not isinstance(self.bundle, Bundle):
-            self.bundle = load(self.bundle)
+            self.bundle = read_bundle(self.bundle)
         return self.bundle
 
     def fit(self, X: Any = None, y: Any = None) -> Self:

@@ -63,7 +63,7 @@ def number_of(models: Path, client: int | str) -> int:
 
     Args:
         models: The folder of the models of a run.
-        client: Its number or name.
+        client: Its number or name. A text is a name first, so that 3 is the site that the file calls 3.
     """
     folders = sorted(models.glob(f"client-*/{FILE}"))
     text = str(client)
@@ -75,12 +75,13 @@ def number_of(models: Path, client: int | str) -> int:
 
     names = {d.origin.client: d.origin.name for d in map(description.read, (p.parent for p in folders))}
     shown = {n: f"{n} ({name})" for n, name in names.items()}
-    matching = [n for n in names if n is not None and (str(n) == text or client in (names[n], shown[n]))]
-    if len(matching) == 1:
-        return matching[0]
-    if matching:
-        either = " or ".join(f'"{shown[n]}"' for n in matching)
-        raise UsageError(f"{client} is the number of a client and the name of another; write {either}")
+    # Where the file numbers its sites, a number is that of the file.
+    are_numbered = all(name.isdecimal() for name in names.values())
+    by_name = [n for n in names if n is not None and client in (names[n], shown[n])]
+    by_number = [n for n in names if n is not None and str(n) == text and not are_numbered]
+    for matching in (by_name, by_number):
+        if len(matching) == 1:
+            return matching[0]
     listed = [name for n, name in names.items() if name != str(n)]
     more = f": {', '.join(listed[:SHOWN])}{', ...' * (len(listed) > SHOWN)}" if listed else ""
     raise UsageError(f"there is no client {client}; the run has clients 0 to {len(names) - 1}{more}")

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from copfl import __version__
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN
 from copfl.errors import UsageError
-from copfl.experiment.bundle.bundle import Bundle, load
+from copfl.experiment.bundle.bundle import Bundle
 from copfl.experiment.bundle.description import TABLE, TEXT, Description, own_code
+from copfl.experiment.loading import load
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -4,17 +4,16 @@ Training calls `fitted` at its end; a baseline uses `alone_of`.
 """
 
 import dataclasses
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from copfl import files, foreign
 from copfl.algorithms.local import Local
+from copfl.charts import Dots, Line, series_of, values_of
 from copfl.core import tree
 from copfl.core.algorithm import (
     AnyAlgorithm,
@@ -34,19 +33,22 @@ from copfl.data.clients.partition import generator
 from copfl.engine import mapping
 from copfl.engine.rounds import Ids, ModelKeeper, State
 from copfl.engine.simulate import Simulation, begin, simulate
-from copfl.errors import RunError, raised_as, to_resume
+from copfl.experiment.finding import Finding
+from copfl.experiment.recording import Recording
+from copfl.measures.metrics import MetricInfo
+from copfl.sections import Section
 from copfl.settings import schema
 from copfl.settings.components import build
-from copfl.stats import Numbers
-from copfl.tables import plain
+from copfl.stats import Numbers, mean_of_known
+from copfl.tables import RULE, Table
 from copfl.wrappers.base import Wrapper
 from copfl.wrappers.even_batches import with_even_batches
 from copfl.wrappers.local_steps import with_local_steps
 
-NEW_CLIENTS = "new_clients.json"  # in the run folder: how clients that never trained fared
-
 SAMPLES = {"1": 1, "5": 5, "all": None}  # training samples of a new client, by the name of the column
 UPDATES = 20  # local updates of a new client
+# Colours and symbols of the chart, beside those of the models of trained clients.
+ALONE_STYLE, SAMPLE_STYLES = 3, 4
 
 
 class NewClients(NamedTuple):
@@ -218,28 +220,56 @@ def _accuracies(
     return last.clients[name], last.clients.get(f"{name}{VALIDATED}", unknown)
 
 
-def write(new_clients: NewClients, folder: Path) -> None:
-    """Writes the file of a run folder.
+def _parsed(content: dict[str, Any]) -> NewClients:
+    accuracy, alone = (
+        {name: np.array(values, np.float64) for name, values in content[key].items()}
+        for key in ("accuracy", "alone")
+    )
+    validation = np.array(content["validation"], np.float64)
+    return NewClients(content["clients"], accuracy, alone, validation)
+
+
+def new_clients_table(new: NewClients, metric: MetricInfo, names: Sequence[str]) -> Table:
+    """The new clients' primary metric by the number of their samples, and training alone.
 
     Args:
-        new_clients: What was measured.
-        folder: Of the run.
+        new: What was measured with them.
+        metric: The primary one of the run.
+        names: Of all clients.
     """
-    text = json.dumps(plain({"updates": UPDATES, **new_clients._asdict()}), indent=1) + "\n"
-    files.write_bytes(folder / NEW_CLIENTS, text.encode())
+    accuracies = [values for name in new.accuracy for values in (new.accuracy[name], new.alone[name])]
+    rows = [
+        [names[n], *(metric.text(float(values[row])) for values in accuracies)]
+        for row, n in enumerate(new.clients)
+    ]
+    means = ["mean", *(metric.text(float(mean_of_known(values))) for values in accuracies)]
+    head = [title for name in new.accuracy for title in (f"{name} sample{'s' * (name != '1')}", "alone")]
+    note = f"Fitted after the last round, by {UPDATES} local updates; alone: the same without the federation."
+    return Table(f"New clients: {metric.in_unit}", ["client", *head], [*rows, RULE, means], [note])
 
 
-def read(folder: Path) -> NewClients | None:
-    """The content of the file in a run folder; None where there is none."""
-    path = folder / NEW_CLIENTS
-    if not path.is_file():
-        return None
-    damaged = f"{path} is damaged ({{}}); delete it, and {to_resume(folder)} makes it again"
-    with raised_as(RunError, damaged, OSError, *foreign.DAMAGE):
-        content = foreign.read_json(path)
-        accuracy, alone = (
-            {name: np.array(values, np.float64) for name, values in content[key].items()}
-            for key in ("accuracy", "alone")
-        )
-        validation = np.array(content["validation"], np.float64)
-        return NewClients(content["clients"], accuracy, alone, validation)
+def _section(new: NewClients, run: Recording) -> Section:
+    """A dot for each number of their samples, and for training alone."""
+    metric = run.primary
+    accuracies = {f"{name} sample{'s' * (name != '1')}": values for name, values in new.accuracy.items()}
+    series = series_of(accuracies, metric.factor, first=SAMPLE_STYLES)
+    alone = values_of(metric.factor * new.alone["all"])
+    series.append(Line("alone, all samples", alone, colour=ALONE_STYLE, symbol=ALONE_STYLE))
+    about = (
+        "Clients that did not train, fitted after the last round by the algorithm's own local update with 1, "
+        "5 or all of their samples. Alone: the same without the federation."
+    )
+    names = [run.client_titles[n] for n in new.clients]
+    dots = Dots("new", "New clients", about, names, metric.label, series, metric.unit)
+    return Section("gain", "Gain", "Does it pay for each client?", [dots])
+
+
+NEW_CLIENTS = Finding(
+    file="new_clients.json",
+    as_json=lambda new: {"updates": UPDATES, **new._asdict()},
+    parse=_parsed,
+    indent=1,
+    tables=lambda new, run: [new_clients_table(new, run.primary, run.short_names)],
+    section=_section,
+    summary=lambda new, run: {"new_clients": new._asdict()},
+)

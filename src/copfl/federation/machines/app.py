@@ -76,7 +76,11 @@ def init(
     named_code.name(code)
     folder = Path(folder)
     if (folder / "pyproject.toml").exists():
-        raise RunError(f"{folder} holds an app already; choose another folder, or edit its pyproject.toml")
+        raise RunError(
+            f"{folder} holds a federation already: invite further sites with `copfl federate invite {folder} NAME`, "
+            f"train it with `copfl federate run {folder}`, or change its settings in {folder / 'pyproject.toml'}; to "
+            "begin anew, move the folder away or choose another one"
+        )
     is_open = host not in LOOPBACK  # other machines can reach it
     secure = is_open if secure is None else secure
     if is_open and not secure:

@@ -1,49 +1,107 @@
 """Limits on connections to the server, so that an outsider who opens many and says nothing shuts nobody out.
 
-Flower serves with uvicorn, which waits for ever for the first request of a connection, and accepts as many
-connections from one address as there are files to open. Here a connection has some seconds to send the headers of
-its first request, and an address has a number of connections. This machine, and so a reverse proxy on it, has none.
+Flower serves with uvicorn, which waits for ever for the headers of a request, keeps as many of them as arrive, makes
+a record of each request that is sent before the one before it is answered, and accepts as many connections from one
+address as there are files to open. Here the headers of a request have some seconds and some bytes, few requests of a
+connection wait for their turn, and an address has a number of connections. This machine, and so a reverse proxy on
+it, has as many connections as it likes.
 
 uvicorn also ends only when every answer has been sent. The log of a run is an answer that lasts as long as the run, so
 a server that was told to end would stay, without a port, beside the one that is started next.
 """
 
+import asyncio
 import functools
+import ipaddress
 import resource
 from collections import Counter
 from typing import Any
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from copfl.federation.machines.planes import is_this_machine
 
-HEADER_TIMEOUT = 10.0  # seconds until the headers of the first request are there
+HEADER_TIMEOUT = (
+    10.0  # seconds from the first byte of a request, or from the connection, until its headers are there
+)
+MOST_BESIDE_BODY = (
+    2**16
+)  # bytes of a request that are not of its body: headers, the sizes of chunks, trailers
+MOST_WAITING = (
+    4  # requests of a connection; a node sends one when it has read an answer, which may not have ended yet
+)
 MOST_OF_AN_ADDRESS = 64  # connections at a time; a node has two or three, and a hospital a few nodes
 END_TIMEOUT = 5  # seconds that answers may take when the server ends
-connected: Counter[str] = Counter()  # by address
+connected: Counter[str] = Counter()  # by origin
 
 
-class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc]
-    """uvicorn's protocol of a connection, with both limits."""
+def origin(client: str) -> str:
+    """Who counts as one sender: an IPv4 address, or the 2**64 addresses that one customer has with IPv6.
+
+    Args:
+        client: An address as the server sees it.
+    """
+    try:
+        address = ipaddress.ip_address(client.partition("%")[0])
+    except ValueError:
+        return client
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    return str(address.ipv4_mapped or ipaddress.IPv6Network((address, 64), strict=False))
+
+
+class LimitedProtocol(HttpToolsProtocol):  # type: ignore[misc]
+    """uvicorn's protocol of a connection, with these limits."""
+
+    headers_due: asyncio.TimerHandle | None = None
+    beside_body = 0  # bytes of the request so far
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.address = str((transport.get_extra_info("peername") or ("",))[0])
-        connected[self.address] += 1
-        if connected[self.address] > MOST_OF_AN_ADDRESS and not is_this_machine(self.address):
+        address = str((transport.get_extra_info("peername") or ("",))[0])
+        self.origin = origin(address)
+        connected[self.origin] += 1
+        if connected[self.origin] > MOST_OF_AN_ADDRESS and not is_this_machine(address):
             transport.abort()
             return
-        self.first_request = self.loop.call_later(HEADER_TIMEOUT, self._close_if_silent)
+        self._expect_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        connected[self.address] -= 1
-        if not connected[self.address]:
-            del connected[self.address]
+        connected[self.origin] -= 1
+        if not connected[self.origin]:
+            del connected[self.origin]
+        self._have_headers()
         super().connection_lost(exc)
 
-    def _close_if_silent(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():  # no request has begun
+    def data_received(self, data: bytes) -> None:
+        self.beside_body += len(data)
+        super().data_received(data)
+        if self.beside_body > MOST_BESIDE_BODY:
             self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        if len(self.pipeline) > MOST_WAITING:
+            raise ValueError("too many requests that wait for their turn")  # to the parser, which refuses it
+        super().on_message_begin()
+        self.beside_body = 0
+        self._expect_headers()
+
+    def on_headers_complete(self) -> None:
+        self._have_headers()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self.beside_body -= len(body)
+        super().on_body(body)
+
+    def _expect_headers(self) -> None:
+        if self.headers_due is None:
+            self.headers_due = self.loop.call_later(HEADER_TIMEOUT, self.transport.abort)
+
+    def _have_headers(self) -> None:
+        if self.headers_due is not None:
+            self.headers_due.cancel()
+            self.headers_due = None
 
 
 def limit_connections(module: Any) -> None:
@@ -54,6 +112,7 @@ def limit_connections(module: Any) -> None:
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    # Flower has no web sockets, whose protocol would take over a connection with its limits.
     module.uvicorn.run = functools.partial(
-        module.uvicorn.run, http=LimitedProtocol, timeout_graceful_shutdown=END_TIMEOUT
+        module.uvicorn.run, http=LimitedProtocol, ws="none", timeout_graceful_shutdown=END_TIMEOUT
     )

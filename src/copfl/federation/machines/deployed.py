@@ -22,7 +22,7 @@ from copfl.errors import CopflError, RunError, UsageError, raised_as
 from copfl.federation.operations.status import status
 from copfl.federation.operations.watched import answers, submitted_runs
 from copfl.federation.protocol.app_folder import DATABASE, FLOWER_HOME, is_locked, read_app
-from copfl.federation.protocol.keys import public_text, read_public
+from copfl.federation.protocol.keys import public_text, read_public, require_private
 from copfl.federation.protocol.log_lines import configure_logging, logger
 from copfl.federation.protocol.messages import printable
 from copfl.federation.protocol.proposal import KEY, SignedProposal
@@ -121,6 +121,9 @@ def serve(folder: Path, listen: str | None = None) -> NoReturn:
         if not bind or not (number.isdecimal() and 0 < int(number) < 2**16):
             raise UsageError(f'--listen "{listen}" must be HOST:PORT, such as 127.0.0.1:8801')
         port = int(number)
+    if secure:
+        with raised_as(UsageError, f"{folder}/keys: {{}}; restore it", OSError):
+            require_private(folder / "keys" / "server.key")
     with raised_as(UsageError, f"port {port} cannot be used: {{}}; is a server running?", OSError):
         socket.create_server(("127.0.0.1", port)).close()
     write_connection(folder, host, port, secure)  # the folder may have been moved, or restored

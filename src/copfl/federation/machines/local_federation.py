@@ -45,6 +45,8 @@ from copfl.files import Busy, locked
 from copfl.settings.flat import flattened, nested
 
 HOST = "127.0.0.1"
+# In the app's folder, which may be somebody else's: a file json.py there must not take the place of Python's.
+PYTHON = (sys.executable, "-P", "-m")
 LOG_ATTEMPTS = 5  # to open the log of a run again
 LAST_TAG = "tag"  # in LOCAL_HOME: the tag of the last federation in this folder
 
@@ -181,9 +183,7 @@ class LocalFederation:
         """Starts the SuperLink; started again, it continues with the same database."""
         write_connection(self.folder, HOST, self.port, self.secure, LOCAL_HOME)
         options = superlink_options(HOST, self.port, f"{LOCAL_HOME}/{self.port}.db", secure=self.secure)
-        process = self.start(
-            "superlink", [sys.executable, "-m", "copfl.federation.machines.superlink", *options]
-        )
+        process = self.start("superlink", [*PYTHON, "copfl.federation.machines.superlink", *options])
         deadline = time.monotonic() + 90
         while process.poll() is None and time.monotonic() < deadline:
             if answers(HOST, self.port):
@@ -219,15 +219,15 @@ class LocalFederation:
         key = self._key(name)
         node_config = {"policy": str(self.policy), "key": str(key), **node_config}
         if self.supernode:
-            command = f"flower-supernode --superlink {HOST}:{self.port} --host {HOST} --port {_free_port()}"
+            program = f"flower-supernode --superlink {HOST}:{self.port} --host {HOST} --port {_free_port()}"
             keys = ["--root-certificates", "keys/ca.pem", "--auth-supernode-private-key", str(key)]
-            options = [*command.split(), *(keys if self.secure else ["--insecure"])]
+            options = [*program.split(), *(keys if self.secure else ["--insecure"])]
             self.start(name, [*options, "--node-config", as_text(node_config)])
             return
-        command = f"{sys.executable} -m copfl site node --superlink {HOST}:{self.port}"
+        command = [*PYTHON, "copfl", "site", "node", "--superlink", f"{HOST}:{self.port}"]
         keys = ["--root-certificates", "keys/ca.pem", "--key", str(key)] if self.secure else []
         settings = [f"--set={key}={json.dumps(value)}" for key, value in node_config.items()]
-        self.start(name, [*command.split(), *keys, *settings])
+        self.start(name, [*command, *keys, *settings])
 
     def start_run(self, config: Mapping[str, Any]) -> subprocess.Popen[bytes]:
         """Submits the app to the SuperLink; the process writes the run's log and ends with the run."""

@@ -129,11 +129,22 @@ def is_shown(record: logging.LogRecord) -> bool:
     return NOT_ADMITTED not in str(record.msg)
 
 
-def main() -> None:
-    """`flower-superlink`, with the check before every run, and two planes; the folder is the current one."""
+def outermost(folder: Path) -> tuple[Any, ...]:
+    """The middleware before Flower's.
+
+    Args:
+        folder: The server's, of its own app.
+    """
     from starlette.middleware import Middleware
 
     from copfl.federation.machines.admission import Admission
+    from copfl.federation.machines.bodies import Bodies
+
+    return Middleware(Planes), Middleware(Bodies), Middleware(Admission, folder=folder)
+
+
+def main() -> None:
+    """`flower-superlink`, with the check before every run, and two planes; the folder is the current one."""
     from copfl.federation.machines.connections import limit_connections
     from copfl.federation.machines.flower_api import (
         ApiErrorCode,
@@ -158,10 +169,7 @@ def main() -> None:
         return start_run(request, *args, **options)
 
     control_handlers.start_run = checked
-    extensions.get_middleware = lambda: (
-        Middleware(Planes),
-        Middleware(Admission, folder=folder),
-    )  # outermost
+    extensions.get_middleware = lambda: outermost(folder)
     logger.addFilter(is_shown)
     limit_connections(superlink_module)
     give_time_to_start(sql_corestate)

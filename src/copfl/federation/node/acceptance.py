@@ -7,6 +7,7 @@ Members are people who were compared: a coordinator's members are remembered, an
 needs the owner.
 """
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,9 @@ FOLDER, REVOKED = ".proposals", "revoked.json"
 MEMBERS = "members.json"  # the members of each coordinator's proposals that were accepted: their first keys
 APPROVED, PENDING = "approved-{}.json", "pending-{}.json"
 MOST_CHANGES = 3  # that a refusal names
-MOST_PENDING = 20  # proposals that wait; the oldest are forgotten
+MOST_PENDING = (
+    20  # proposals that wait, of known coordinators and of others; the oldest of each are forgotten
+)
 
 
 def accept(config: NodeConfig, run_config: Mapping[str, Any]) -> Accepted:
@@ -88,7 +91,7 @@ def _require_consent(policy: Policy, config: NodeConfig, signed: SignedProposal)
         raise UsageError(f"the proposal has {revoked_members[0]} as a member, whose key was revoked")
     is_approved = (folder / APPROVED.format(proposal.digest)).exists()
     if not is_approved and (refused := _needs_approval(policy, config, proposal)):
-        _keep_pending(folder, signed)
+        _keep_pending(folder, signed, coordinators(policy, config))
         name = f"{proposal.digest[:16]} (copfl site approve shows it)"
         why = f"{refused.why}its owner has not approved the proposal {name}"
         raise PolicyError((Refusal(refused.line, why),))
@@ -187,13 +190,27 @@ def pending(state: Path) -> list[SignedProposal]:
     return [read(path.read_bytes()) for path in paths]
 
 
-def _keep_pending(folder: Path, signed: SignedProposal) -> None:
+def _keep_pending(folder: Path, signed: SignedProposal, known: frozenset[str]) -> None:
+    """Writes down a proposal that waits, in the place of the oldest one of its kind if there are too many.
+
+    Whoever has a connection can sign proposals with keys of its own, and these must not take the place of one by a
+    coordinator that the node knows.
+    """
     path = folder / PENDING.format(signed.proposal.digest)
     if not path.exists():
         write_bytes(path, signed.document, private=True)
+        logging.getLogger("flwr").warning(
+            "copfl: a proposal waits for you: copfl site approve %s", folder.parent
+        )
     waiting = sorted(folder.glob(PENDING.format("*")), key=lambda other: other.stat().st_mtime)
-    for oldest in waiting[:-MOST_PENDING]:
-        oldest.unlink(missing_ok=True)
+    if len(waiting) <= MOST_PENDING:
+        return
+    of_known = {
+        other for other in waiting if fingerprint(read(other.read_bytes()).proposal.coordinator) in known
+    }
+    for kind in (of_known, {*waiting} - of_known):
+        for oldest in [other for other in waiting if other in kind][:-MOST_PENDING]:
+            oldest.unlink(missing_ok=True)
 
 
 def _keys_by_coordinator(path: Path) -> dict[str, list[str]]:

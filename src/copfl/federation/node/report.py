@@ -22,6 +22,7 @@ from copfl.experiment.bundle.places import OF_NODE, of_node
 from copfl.experiment.bundle.writing import write_bundle
 from copfl.experiment.models.client_models import WEIGHTS, read_weights
 from copfl.experiment.rivals import rivals_of_site
+from copfl.experiment.run_record import sections_at_site
 from copfl.federation.node import audit_log, measured_rounds, remembered_run
 from copfl.federation.node.acceptance import invitation_of
 from copfl.federation.node.baseline import Tell, TrainedAlone, gain_of, train_alone
@@ -96,6 +97,7 @@ def site_of(folder: Path, data: str | None, *, baseline: bool, tell: Tell, rival
         no_rivals=no_rivals,
         log=_audit(run.parent, run.name),
         spent="" if privacy is None else _spent(privacy),
+        found=sections_at_site(run),
     )
 
 

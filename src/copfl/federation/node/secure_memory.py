@@ -3,12 +3,14 @@
 Two sums over different cohorts can be subtracted. The difference is a single upload if the cohorts differ by
 one member, and if the other members' uploads are equal, or nearly so: as in a second run with the same seed,
 after a rollback, or if the server changes the model by a little. The same holds for two sums if one of them
-leaves out rows of a node, and for sums of statistics as for sums of a training. So a node's data are added up
-with one cohort and one selection of rows only, unless the node's owner allows them to change.
+leaves out rows of a node or counts them otherwise, and for sums of statistics as for sums of a training. So a
+node's data are added up with one cohort, one selection of rows and one objective for each target only, unless the
+node's owner allows them to change.
 """
 
+import json
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -16,6 +18,7 @@ from copfl.data.contract.contract import ARRAYS, Contract
 from copfl.data.samples import CLASSIFICATION
 from copfl.errors import WireError
 from copfl.federation.node.known_data import KnownData
+from copfl.federation.policy.names import USUAL_LOSS
 from copfl.federation.protocol import keys
 from copfl.federation.protocol.files import stored, write_json
 from copfl.settings.federation import Federation
@@ -25,12 +28,25 @@ HELD_OUT = 5  # CO-PFL's every so manieth sample, see `core.batches.training_spl
 CHANGES = "cohort-changes"  # key of the node's configuration
 
 
+class Objective(NamedTuple):
+    """What a row adds to a sum: of statistics nothing of a target."""
+
+    targets: frozenset[str] = frozenset()  # the columns that are predicted; none: the one target of arrays
+    counts: str = ""  # how much each row counts by its target; empty: there is no objective
+
+    def last_related(self, others: Sequence["Objective"]) -> "Objective | None":
+        """The last of the objectives that has a target in common with this one; None: none has."""
+        related = [other for other in others if other.targets & self.targets or other.targets == self.targets]
+        return related[-1] if related else None
+
+
 class RememberedSum(NamedTuple):
     """Sums of the same data with the same cohort, one after another."""
 
     samples: str  # the name of the data
     cohort: frozenset[str]  # members
     rows: str  # which of the data train; empty: all of them
+    objective: "Objective"
     uploads: frozenset[str]  # digests
 
 
@@ -38,16 +54,22 @@ class SumHistory(tuple[RememberedSum, ...]):
     """The sums that contain some data, in order."""
 
     def changes(self, *further: RememberedSum) -> int:
-        """How often the cohort or the rows have changed, with further sums."""
-        sums = [(added.cohort, added.rows) for added in (*self, *further)]
-        return sum(before != after for before, after in pairwise(sums))
+        """How often the cohort, the rows or the objective of a target have changed, with further sums."""
+        sums = (*self, *further)
+        of_members = [(added.cohort, added.rows) for added in sums]
+        objectives = [added.objective for added in sums if added.objective.counts]
+        return sum(before != after for before, after in pairwise(of_members)) + sum(
+            bool(objective != before)
+            for n, objective in enumerate(objectives)
+            if (before := objective.last_related(objectives[:n])) is not None
+        )
 
     def expect(self, invited: RememberedSum, allowed: int) -> None:
         """WireError if no sum of some of the invited members would be admitted.
 
         Args:
             invited: A sum of all members that sent keys.
-            allowed: How often cohort or rows may change.
+            allowed: How often cohort, rows or objective may change.
         """
         # Members may be lost until the sum: the last cohort may still become this one's, if all of it is invited.
         is_likely = self and self[-1].cohort <= invited.cohort
@@ -60,7 +82,7 @@ class SumHistory(tuple[RememberedSum, ...]):
 
         Args:
             wanted: The sum that the node is about to sign.
-            allowed: How often cohort or rows may change.
+            allowed: How often cohort, rows or objective may change.
         """
         # Whatever the owner allows: with an upload that is the same, one further sum is enough to subtract.
         for added in self:
@@ -80,6 +102,14 @@ class SumHistory(tuple[RememberedSum, ...]):
                 f'of this node\'s data the rows "{self[-1].rows or "all"}" were added up, and "{rows or "all"}" are '
                 "asked for: the difference of two sums over different rows reveals them; keep missing values, "
                 f"validation and what is held out as they were, or ask the node's owner to set {CHANGES}={changes}"
+            )
+        earlier = wanted.objective.last_related([sums.objective for sums in self if sums.objective.counts])
+        if self[-1].cohort == cohort and earlier not in (None, wanted.objective):
+            return WireError(
+                f"this node's rows were added up by the objective {earlier and earlier.counts}, and are asked for with "
+                f"{wanted.objective.counts}: the difference of two sums in which rows count differently reveals them; "
+                "keep the objective and its options as they were, or ask the node's owner to set "
+                f"{CHANGES}={changes}"
             )
         before = ", ".join(dict.fromkeys(fingerprint(added.cohort) for added in self))
         return WireError(
@@ -113,11 +143,36 @@ def rows_of(federation: Federation, client: int) -> str:
         names = list(samples.names) or ([] if is_open else [str(number) for number in range(samples.outputs)])
         if samples.kind == CLASSIFICATION and names != sorted(names):
             choices.append(f"in the order {', '.join(names)}")
+    if "fraction" in options:  # of FedALA: its first steps are of a part of the rows
+        choices.append(f"{options['fraction']!r} of them at first")
     # What an algorithm never trains on: every so manieth sample, which may be one alone.
     if every := options.get("holdout") or (HELD_OUT if options.get("trust") == "held_out" else 0):
         choices.append(f"but samples at multiples of {every}")
     of_table = "" if contract is None else choices_of(contract)
     return "; ".join(filter(None, [*choices, of_table]))
+
+
+def objective_of(federation: Federation) -> Objective:
+    """How much each row counts by its target: all that is set of the objective, but for the metrics.
+
+    With other weights, other intervals or another scale of the target some rows count more than before, or others do.
+
+    Args:
+        federation: Its settings.
+    """
+    run, samples = federation.run, federation.samples
+    contract = Contract.read(samples.contract) if samples.contract else None
+    names = () if contract is None else contract.target_names
+    loss = run.task.loss or USUAL_LOSS[samples.kind]
+    counts = {"kind": samples.kind, "loss": loss, "code": run.task.code, **run.task.options}
+    counts |= {
+        "classes": samples.classes,
+        "columns": names,
+        "scale": samples.scale if any(samples.scale) else (),
+    }
+    counts["max_length"] = run.model.max_length  # of texts: longer ones are cut
+    chosen = {name: value for name, value in counts.items() if value not in (None, "", 0, ())}
+    return Objective(frozenset(names), json.dumps(chosen, sort_keys=True))
 
 
 def choices_of(contract: Contract) -> str:
@@ -159,14 +214,22 @@ class SumMemory(KnownData):
     def remember(self, added: RememberedSum) -> None:
         """Writes down a sum, before this node takes part in it."""
         earlier = self._read()
-        # One entry for sums of the same data, cohort and rows, one after another: a run has a sum in each round.
-        if earlier and earlier[-1][:3] == added[:3]:
+        # One entry for sums of the same data, cohort, rows and objective, one after another: a run has a sum in each
+        # round.
+        if earlier and earlier[-1][:4] == added[:4]:
             added = added._replace(uploads=added.uploads | earlier.pop().uploads)
         else:
             text = "copfl: this node's data are added up with %d members, fingerprint %s"
             logging.getLogger("flwr").info(text, len(added.cohort), fingerprint(added.cohort))
         content = [
-            (sums.samples, sorted(sums.cohort), sums.rows, sorted(sums.uploads)) for sums in (*earlier, added)
+            (
+                sums.samples,
+                sorted(sums.cohort),
+                sums.rows,
+                [sorted(sums.objective.targets), sums.objective.counts],
+                sorted(sums.uploads),
+            )
+            for sums in (*earlier, added)
         ]
         write_json(self.folder / FILE, content)
 
@@ -174,8 +237,14 @@ class SumMemory(KnownData):
         return stored(
             self.folder / FILE,
             lambda sums: [
-                RememberedSum(str(name), frozenset(members), str(rows), frozenset(map(str, uploads)))
-                for name, members, rows, uploads in sums
+                RememberedSum(
+                    str(name),
+                    frozenset(members),
+                    str(rows),
+                    Objective(frozenset(map(str, targets)), str(counts)),
+                    frozenset(map(str, uploads)),
+                )
+                for name, members, rows, (targets, counts), uploads in sums
             ],
             [],
         )

@@ -22,7 +22,7 @@ from copfl.federation.node.final import evaluate_after_rounds
 from copfl.federation.node.halves import compare_halves
 from copfl.federation.node.incoming import decode
 from copfl.federation.node.node import Node
-from copfl.federation.node.secure_memory import RememberedSum, SumMemory, rows_of
+from copfl.federation.node.secure_memory import RememberedSum, SumMemory, objective_of, rows_of
 from copfl.federation.node.secure_phases import KINDS, Contribution, PhaseRequest, added_up
 from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.halves import HALVES
@@ -52,8 +52,8 @@ class UpdateSummand:
         data = self.load_data(settings, request.node.numbered(request.head.client))
         samples = memory.name_of(data.samples)
         invited = request.identities(request.session.cohort.values())
-        rows = rows_of(settings.federation, request.head.client)
-        planned_sum = RememberedSum(samples, invited, rows, frozenset())
+        rows, objective = rows_of(settings.federation, request.head.client), objective_of(settings.federation)
+        planned_sum = RememberedSum(samples, invited, rows, objective, frozenset())
         memory.history(samples).expect(planned_sum, request.node.config.cohort_changes)  # before it trains
         if (noised := settings.noised) is not None:
             model = innermost(decode(settings, request.node, packet)[1]).w
@@ -105,9 +105,9 @@ class UpdateSummand:
         """
         memory, session = SumMemory(request.node.memory), request.session
         assert isinstance(request.settings, TrainingSettings)
-        uploads = frozenset([session.upload])
-        rows = rows_of(request.settings.federation, request.head.client)
-        added = RememberedSum(session.samples, cohort, rows, uploads)
+        federation, uploads = request.settings.federation, frozenset([session.upload])
+        rows = rows_of(federation, request.head.client)
+        added = RememberedSum(session.samples, cohort, rows, objective_of(federation), uploads)
         memory.history(session.samples).admit(added, request.node.config.cohort_changes)
         memory.remember(added)
 

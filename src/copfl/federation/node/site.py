@@ -1,6 +1,7 @@
 """What a site of a federation knows about its own model: the content of its report, which `report` makes."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -8,6 +9,7 @@ from typing import NamedTuple
 from copfl.experiment.bundle.description import Description
 from copfl.measures.metrics import MetricInfo
 from copfl.rivals.records import Rivals
+from copfl.sections import Section
 from copfl.stats import Interval
 
 
@@ -81,3 +83,4 @@ class SiteReport:
     rivals: Rivals | None = None  # what the site has alone by scikit-learn, as of a federation of one client
     name: str = ""  # of the site, by the invitation with which it joined
     no_rivals: str = ""  # why that is not known; empty also where such samples have none
+    found: Sequence[Section] = ()  # of the findings that the node has

@@ -9,9 +9,10 @@ from copfl.charts import Line, Lines
 from copfl.experiment.analysis.gains import EQUAL, SAME_RISK
 from copfl.federation.node.site import AuditSummary, Measurement, SentKind, SiteGain, SiteReport
 from copfl.measures.metrics import C_INDEX
-from copfl.report.document import Document, Section
+from copfl.report.document import Document
 from copfl.report.run_charts import MODEL_STYLES
 from copfl.rivals.records import TITLES, Rivals
+from copfl.sections import Section
 from copfl.tables import Table, as_text, capital, size
 
 # The suffix of a metric, what a chart calls the model, and what it is.
@@ -40,6 +41,7 @@ def document_of(site: SiteReport) -> Document:
         sections=[
             *([curve] if (curve := _curve(site)) else []),
             *([Section("rivals", "Alone", RIVALS, [], [_alone(site.rivals)])] if site.rivals else []),
+            *site.found,
             Section("left", "What left", "What left this site?", [], _left_tables(site)),
             Section("use", "Use", "How is the model used?", [], [_commands(site)]),
         ],
@@ -49,10 +51,11 @@ def document_of(site: SiteReport) -> Document:
 def text_of(site: SiteReport) -> str:
     """The same for a terminal."""
     document = document_of(site)
-    tables = [table for section in document.sections for table in section.tables]
     paragraphs = [f"{document.title}\n{capital(document.subtitle)}."]
     paragraphs += [textwrap.fill(text, WIDTH) for text in _paragraphs(site)]
-    paragraphs += [as_text(table, WIDTH) for table in tables]
+    for section in document.sections:
+        paragraphs += [textwrap.fill(note, WIDTH) for note in section.notes]
+        paragraphs += [as_text(table, WIDTH) for table in section.tables]
     return "\n\n".join([*paragraphs, *(textwrap.fill(note, WIDTH) for note in document.notes)])
 
 

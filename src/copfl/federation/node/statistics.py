@@ -25,7 +25,7 @@ from copfl.federation.node.known_data import KnownData, cells_of, hashes_of
 from copfl.federation.node.ledger import Ledger, Release
 from copfl.federation.node.node import Node
 from copfl.federation.node.remembered_rows import remembered
-from copfl.federation.node.secure_memory import RememberedSum, SumMemory, rows_of
+from copfl.federation.node.secure_memory import Objective, RememberedSum, SumMemory, rows_of
 from copfl.federation.node.secure_phases import KINDS, Contribution, added_up
 from copfl.federation.protocol.files import alone, stored, write_json
 from copfl.federation.protocol.messages import Field
@@ -203,7 +203,7 @@ def _remember(request: secure_phases.PhaseRequest, cohort: frozenset[str]) -> No
     """Notes the sum where the sums of a training are, which could be subtracted from it; WireError if one could."""
     memory, rows = SumMemory(request.node.memory), rows_of(request.settings.federation, request.head.client)
     samples = memory.name_of(hashes_of(cells_of(read_table(_file_of(request.node)))))
-    added = RememberedSum(samples, cohort, rows, frozenset([request.session.upload]))
+    added = RememberedSum(samples, cohort, rows, Objective(), frozenset([request.session.upload]))
     memory.history(samples).admit(added, request.node.config.cohort_changes)
     memory.remember(added)
 

@@ -16,7 +16,7 @@ from copfl import wire
 from copfl.core import tree
 from copfl.core.algorithm import AnyAlgorithm, ClientOutput, next_plan
 from copfl.core.evaluation import is_evaluated
-from copfl.core.task import Plan
+from copfl.core.task import Data, Plan
 from copfl.data.samples import CLASSIFICATION, SURVIVAL
 from copfl.errors import DataError, WireError
 from copfl.experiment.bundle.description import TEST
@@ -26,12 +26,14 @@ from copfl.federation.node import halves, measured_rounds, remembered_run
 from copfl.federation.node.bundle import kept_score, write_bundle
 from copfl.federation.node.data import LoadData, NodeData, moved, node_data
 from copfl.federation.node.evaluation import MeasuredModels, is_best, measure, scores_of
-from copfl.federation.node.incoming import decode, head_of
+from copfl.federation.node.few_rows import counted_rows
+from copfl.federation.node.incoming import decode, head_of, message_like
 from copfl.federation.node.known_data import KnownData
 from copfl.federation.node.ledger import SUM, UPLOAD, Ledger, Release
 from copfl.federation.node.node import CLIENT, Node
 from copfl.federation.node.records import ClientRecords
-from copfl.federation.node.secure_memory import RememberedSum, SumMemory, rows_of
+from copfl.federation.node.secure_memory import RememberedSum, SumMemory, objective_of, rows_of
+from copfl.federation.policy.refusal import PolicyError, Refusal
 from copfl.federation.protocol.files import write_json
 from copfl.federation.protocol.messages import Field
 from copfl.federation.protocol.noise import SecretNoise, enter_upload, sum_noise, upload_noise, with_key
@@ -112,6 +114,7 @@ def train(settings: TrainingSettings, node: Node, packet: Packet, load_data: Loa
     head, down, fields = decode(settings, node, packet)
     if head.round == settings.federation.rounds:  # new clients are fitted then, and nobody trains
         raise WireError(f"it is of round {head.round}, and the run has {head.round} rounds")
+    _require_first_model(settings, node, head, down)
     records, counted = ClientRecords(node.folder, head.run), int(fields.get(Field.COUNTED, -1))
     client, note = start_of(settings, records, head, counted)
     records.ask(head.round, packet.body, counted, may_return=settings.federation.session.rollback)
@@ -125,8 +128,11 @@ def train(settings: TrainingSettings, node: Node, packet: Packet, load_data: Loa
         failure: Exception | None = None
         measured = MeasuredModels({}, {})
         try:
-            batches = plan_of(settings, algorithm, client, head, data)
-            updated = algorithm.client_update(task, client, down, data.train, batches)
+            counted_data = data._replace(
+                train=_that_count(settings, node, data, is_first=not records.rounds())
+            )
+            batches = plan_of(settings, algorithm, client, head, counted_data)
+            updated = algorithm.client_update(task, client, down, counted_data.train, batches)
             _log_gpu(task.device, head.round)
             # The record is checked too: an algorithm that shares little may diverge without effect on its upload.
             if not tree.finite((updated.client, updated.upload)):
@@ -157,6 +163,54 @@ def train(settings: TrainingSettings, node: Node, packet: Packet, load_data: Loa
     return TrainedUpdate(
         head, fields, records, client, output, failure, measured, note, noised, settings, data, samples
     )
+
+
+def _require_first_model(settings: TrainingSettings, node: Node, head: Head, down: Any) -> None:
+    """PolicyError if a run does not begin with the model that its settings and its seed give, where the owner asks.
+
+    Args:
+        settings: The federation's.
+        node: The one that is asked.
+        head: Of the server's message.
+        down: Its record.
+    """
+    if head.round or not node.policy.first_model:
+        return
+    narrow = torch.finfo(wire.WIRES[settings.federation.network.wire]).eps
+    with torch.no_grad():
+        pairs = zip(tree.leaves(down), tree.leaves(message_like(settings, head.client)), strict=True)
+    for sent, own in pairs:
+        # Other processors round otherwise.
+        most = (narrow + 1e-6) * float(own.abs().max()) if own.is_floating_point() and own.numel() else 0.0
+        if not bool(((sent.double() - own.double()).abs() <= most).all()):
+            why = (
+                "the server's first model is not the one that the settings and the seed of the proposal give"
+            )
+            raise PolicyError((Refusal("first_model", why),), "request")
+
+
+def _that_count(settings: TrainingSettings, node: Node, data: NodeData, *, is_first: bool) -> Data:
+    """The training rows that count by the owner's policy; DataError if none do.
+
+    Args:
+        settings: The federation's.
+        node: The one that is asked.
+        data: The node's.
+        is_first: Whether its owner is told, as in the first round.
+    """
+    least = node.policy.least_rows
+    has_products = settings.run.algorithm.name == "levels"
+    criterion = settings.task.criterion
+    train, left_out, merged = counted_rows(criterion, data.train, least, has_products=has_products)
+    if is_first and (left_out or merged):
+        logging.getLogger("flwr").warning(
+            "copfl: %d of this node's %d training rows do not count, and %d intervals are merged with others: fewer "
+            "than %d rows are like them [least_rows]",
+            *(left_out, int(data.train.size), merged, least),
+        )
+    if not int(train.size):
+        raise DataError(f"none of its training rows count: no target is that of {least} rows [least_rows]")
+    return train
 
 
 def _log_gpu(device: torch.device, round: int) -> None:
@@ -203,8 +257,8 @@ def local_update(
         head = head_of(settings, node, packet)
         data = load_data(settings, node.numbered(head.client))
         identity = frozenset([node.identity(node.key.public)])
-        rows = rows_of(settings.federation, head.client)
-        alone = RememberedSum(memory.name_of(data.samples), identity, rows, frozenset())
+        rows, objective = rows_of(settings.federation, head.client), objective_of(settings.federation)
+        alone = RememberedSum(memory.name_of(data.samples), identity, rows, objective, frozenset())
         memory.history(alone.samples).expect(alone, node.config.cohort_changes)  # before it trains
     trained = train(settings, node, packet, load_data if alone is None else lambda *_: data)
     if trained.output is None:

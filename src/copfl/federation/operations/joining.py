@@ -34,6 +34,7 @@ from copfl.federation.protocol.invitation import (
 from copfl.federation.protocol.keys import SigningKey, fingerprint, make_key, read_key
 from copfl.federation.protocol.messages import printable
 from copfl.federation.protocol.node_config import WORKER
+from copfl.federation.protocol.proposal_text import outputs_of
 from copfl.files import Busy, locked, write_bytes
 from copfl.settings import toml
 from copfl.settings.flat import nested
@@ -42,6 +43,7 @@ from copfl.tables import listed
 OPTIONS, AUTHORITY, KEY, ANSWER = "site.toml", "ca.pem", "site.key", "answer.json"  # in the site's folder
 SHOWN = 8  # names of columns, or of categories, in a sentence
 MOST_COLUMNS = 40  # of a contract that are listed
+MOST_MISFITS = 40  # that the coordinator is told: an answer has few bytes
 LONGEST = 24  # characters of a name, of which those behind it are below each other
 UNIT = """# The node of {site} in the federation {federation}, which survives a restart of this machine.
 [Unit]
@@ -52,7 +54,7 @@ After=network-online.target
 [Service]
 User={user}
 Environment=FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_HOME={folder}/.flwr
-ExecStart={python} -m copfl site start {folder}
+ExecStart={python} -P -m copfl site start {folder}
 Restart=on-failure
 LimitNOFILE=16384
 MemoryMax=80%
@@ -140,12 +142,13 @@ def open_invitation(content: bytes, name: str) -> SignedInvitation:
     return signed
 
 
-def policy_of(invitation: Invitation, policy: Path | None = None) -> str:
+def policy_of(invitation: Invitation, policy: Path | None = None, *, trusts_members: bool = False) -> str:
     """The text of the policy of a site that joins: the strict one, which knows the coordinator alone.
 
     Args:
         invitation: The one that the site accepts.
         policy: A policy of the owner's instead, to which the coordinator is added.
+        trusts_members: Whether the strict one accepts the members that the coordinator lists first, unseen.
     """
     line, name = "coordinators = []", fingerprint(invitation.coordinator)
     if policy is not None:
@@ -156,8 +159,7 @@ def policy_of(invitation: Invitation, policy: Path | None = None) -> str:
         if line not in text:
             raise UsageError(f'{policy} must have the line coordinators = ["{name}"] under [proposals]')
     else:
-        # The first list of members is accepted with the invitation, and a further member needs the owner.
-        text = strict().replace('members = "approved"', 'members = "first"')
+        text = strict().replace('members = "approved"', 'members = "first"') if trusts_members else strict()
     return text.replace(line, f'coordinators = ["{name}"]')
 
 
@@ -215,6 +217,7 @@ def described(
     yield f"you are      {invitation.site}, one of {clients} sites"
     method = f"{algorithm.get('name')} with the model {model.get('name')}, {run.get('rounds')} rounds"
     yield f"trained      {_task(contract)} by {method}"
+    yield f"outputs      {outputs_of(invitation.settings)}"
     if contract is not None and contract.data != ARRAYS:
         yield "your file    needs these columns, in any order:"
         yield from columns_of(contract)
@@ -228,19 +231,27 @@ def described(
         )
     else:
         yield "leaves       after each round the change of the model at your site, which the server can see"
-    metrics = parsed(policy).reports
+    rules = parsed(policy)
+    if rules.least_rows > 1:
+        yield f"             rows of a class of which you have fewer than {rules.least_rows} do not count"
+    metrics = rules.reports
     sent = metrics == "all" or (metrics == "sums" and is_secure)
     yield f"             your metrics{', in the same sums' if sent and is_secure else ' too' if sent else ' stay here'}"
     yield "stays        every row, your model, your report, and what the log of this machine says"
     costs = [
         line.removeprefix("privacy").strip()
-        for line in explained(parsed(policy), invitation.settings)
+        for line in explained(rules, invitation.settings)
         if line.startswith("privacy")
     ]
     yield "privacy      " + (
         "; ".join(costs)
         if noise and costs
         else "no noise is added, so no epsilon can be stated: the trained model may tell something of rare rows"
+    )
+    yield "members      " + (
+        "the node waits until you have compared them by telephone: copfl site approve shows them"
+        if rules.proposals.members == "approved"
+        else "as the coordinator lists them first: if it invented them, it can read what your site adds to a sum"
     )
     yield f"allowed      that, and nothing else: other settings wait for your approval; rules in {POLICY}"
     if compared is None:
@@ -282,7 +293,10 @@ def _column(column: Column, is_text: bool) -> str:
     parts += [f"in {column.unit[:LONGEST]}"] if column.unit else []
     low, high = ("" if bound is None else f"{bound:g}" for bound in (column.minimum, column.maximum))
     parts += (
-        [f"{low} to {high}" if low and high else f"from {low}" if low else f"up to {high}"]
+        [
+            (f"{low} to {high}" if low and high else f"from {low}" if low else f"up to {high}")
+            + " (a guess)" * column.guess
+        ]
         if low or high
         else []
     )
@@ -385,13 +399,10 @@ def answer(site: JoinedSite, compared: ContractCheck | None = None) -> tuple[Inv
         site: The one that joins.
         compared: How its data differ from the contract; only the names of the contract's columns are told.
     """
-    misfits = (
-        ()
-        if compared is None
-        else tuple(
-            dict.fromkeys(Misfit(d.column[:100], d.what) for d in compared.differences if not d.is_note)
-        )
-    )
+    differences = () if compared is None else compared.differences
+    misfits = tuple(dict.fromkeys(Misfit(d.column[:100], d.what) for d in differences if not d.is_note))
+    if len(misfits) > MOST_MISFITS:
+        misfits = (*misfits[:MOST_MISFITS], Misfit("", "more"))
     state = LEAVES if site.has_left else MISFITS if misfits else JOINS
     key = site.key
     answered = InvitationAnswer(

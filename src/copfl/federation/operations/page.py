@@ -100,6 +100,8 @@ def _sentences(watched: Watched) -> list[str]:
         lines.append(_waiting(watched))
     elif watched.is_running:
         lines.append(f"{done} of {of} rounds have ended; the run is running.")
+        if away := [member.name for member in watched.members if member.state == ABSENT]:
+            lines.append(f"Not connected: {listed(away, NAMED)}.")
     else:
         why = f": {watched.reason}" if watched.reason else ""
         lines.append(f"The run {watched.state} after {done} of {of} rounds{why}.")
@@ -133,8 +135,10 @@ def _unanswered(watched: Watched) -> str:
 def _waiting(watched: Watched) -> str:
     """Who waits for whom."""
     waited = [member for member in watched.members if member.is_waited_for]
+    away = [member.name for member in watched.members if member.state == ABSENT and not member.is_waited_for]
+    without = f" {listed(away, NAMED)} {'is' if len(away) == 1 else 'are'} not connected." if away else ""
     if not waited:
-        return "Every upload has arrived; the server adds them up."
+        return f"Every upload {'that is needed ' * bool(away)}has arrived; the server adds them up.{without}"
     if refused := len(watched.history.refused):
         return (
             f"It waits: {refused} node{'s take' if refused > 1 else ' takes'} no part, for the reason below."
@@ -145,7 +149,7 @@ def _waiting(watched: Watched) -> str:
     others = (
         f" {listed(answered, NAMED)} {has} answered and wait{'s' * (len(answered) == 1)}." if answered else ""
     )
-    return f"It waits for {names}.{others}"
+    return f"It waits for {names}.{others}{without}"
 
 
 def _how(member: MemberState, now: datetime.datetime) -> str:
@@ -164,8 +168,9 @@ def _tiles(watched: Watched) -> list[tuple[str, str, str]]:
         tiles.append(("rounds", f"{len(watched.rounds)} of {watched.planned or '?'}", pace))
     waited = [member for member in watched.members if member.is_waited_for]
     if watched.is_running and watched.history.current is not None:
-        absent = sum(member.state == ABSENT for member in waited)
-        tiles.append(("waits for", str(len(waited)), f"{absent} of them not connected" if absent else ""))
+        absent = [member.name for member in waited if member.state == ABSENT]
+        away = f"not connected: {listed(absent, NAMED)}" if absent else ""
+        tiles.append(("waits for", str(len(waited)), away))
     if watched.rounds:
         if mean := mean_text(watched, watched.rounds[-1:]):
             tiles.append((metric_of(watched).title, mean, "mean of the clients, last round"))

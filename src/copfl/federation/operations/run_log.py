@@ -4,11 +4,16 @@
 """
 
 import contextlib
+import ipaddress
 import logging
 import os
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from socketserver import ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from copfl.errors import UsageError, one_of, raised_as
 from copfl.federation.protocol.chained_log import AUDIT, append
@@ -53,6 +58,43 @@ def endpoint(address: str) -> tuple[str, int]:
     return host.strip("[]") or LOOPBACK, int(port)
 
 
+class _Threads(ThreadingMixIn, WSGIServer):
+    """A thread for each request, so that a silent one keeps nobody waiting."""
+
+    daemon_threads = True
+
+
+class _Silent(WSGIRequestHandler):
+    """Prints nothing of requests."""
+
+    timeout = 10.0
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def _for_own_names(app: Any, host: str) -> Any:
+    """A WSGI app that answers under addresses and names of this machine alone.
+
+    A web page that somebody visits can ask this machine under a name of its own, which leads here, and would read
+    the answer. It cannot do so under an address.
+    """
+    own = {host.lower(), "localhost", socket.gethostname().lower(), socket.getfqdn().lower()}
+
+    def checked(environ: dict[str, Any], start: Any) -> Any:
+        name = str(environ.get("HTTP_HOST", "")).lower()
+        name = name[1 : name.find("]")] if name.startswith("[") else name.partition(":")[0]
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            if name not in own:
+                start("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
+                return [b"ask by the address of this machine, or by the name that --metrics has\n"]
+        return app(environ, start)
+
+    return checked
+
+
 class Metrics:
     """The metrics of a run in Prometheus' text format, at http://HOST:PORT/metrics while it continues."""
 
@@ -76,7 +118,11 @@ class Metrics:
         self.metric = made(prometheus.Gauge, "metric", "The primary metric, mean over clients.", "metric")
         host, port = endpoint(address)
         with raised_as(UsageError, f"metrics={address} cannot be used: {{}}; name another port", OSError):
-            self.server, self.thread = prometheus.start_http_server(port, host, registry)
+            self.server = make_server(
+                host, port, _for_own_names(prometheus.make_wsgi_app(registry), host), _Threads, _Silent
+            )
+        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self.thread.start()
 
     def add(self, event: str, **fields: Any) -> None:
         """Counts an event.

@@ -18,9 +18,8 @@ from copfl.federation.protocol.halves import SAMPLES
 from copfl.federation.protocol.round_record import RoundRecord
 from copfl.measures.metrics import METRICS, MetricInfo
 from copfl.report import contributions
-from copfl.report.document import Section
-from copfl.report.run_charts import SCORES
-from copfl.report.run_data import MODELS
+from copfl.report.run_charts import MODELS, SCORES
+from copfl.sections import Section
 from copfl.tables import Table, capital, listed, number, size
 
 NAMED = 5  # members that a sentence names

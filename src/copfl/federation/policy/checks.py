@@ -69,12 +69,18 @@ def entries_of(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def numbers(value: Any) -> str:
+def numbers(value: Any, most: int = MOST_LIST) -> str:
+    """A list of finite numbers.
+
+    Args:
+        value: Another machine's.
+        most: How many there may be.
+    """
     entries = entries_of(value)
-    is_list = len(entries) <= MOST_LIST and all(
+    is_list = len(entries) <= most and all(
         type(entry) in (int, float) and abs(entry) < math.inf for entry in entries
     )
-    return "" if is_list else f"must be at most {MOST_LIST} numbers"
+    return "" if is_list else f"must be at most {most} numbers"
 
 
 def shape(value: Any, most: int) -> str:

@@ -38,6 +38,7 @@ from copfl.settings.policy_lines import (
     FunctionNames,
     ListedOption,
     ModelPart,
+    NumbersAtMost,
     OneOf,
     Option,
     PolicyLine,
@@ -159,6 +160,8 @@ def _judged(
             return Judged(most, shape(value, _bound(policy, most)))
         case CountAtMost(most):
             return Judged(most, classes(value, _bound(policy, most)))
+        case NumbersAtMost(most):
+            return Judged(most, numbers(value, _bound(policy, most)))
         case OneOf(line):
             return Judged(line, one_of(value, *getattr(policy, line)))
         case ComponentName(line):

@@ -7,6 +7,7 @@ copfl's own names and signed proposals; a server allows unsigned runs too, becau
 import dataclasses
 import json
 import os
+import shlex
 import stat
 import tomllib
 import types
@@ -30,9 +31,14 @@ STRICT = Path(__file__).parent / "strict.txt"
 def read_policy(path: Path) -> Policy:
     """The policy in a TOML file; UsageError names a line that is none, or of another type."""
     with raised_as(UsageError, f"the policy {path} cannot be read: {{}}", OSError):
-        content = path.read_bytes()
-        if path.stat().st_mode & stat.S_IWOTH:
-            raise UsageError(f"everybody on this machine can write the policy {path}; chmod o-w it")
+        content, mode = path.read_bytes(), path.stat().st_mode
+        if mode & (
+            stat.S_IWGRP | stat.S_IWOTH
+        ):  # as ssh has it for its settings: who reads it can do nothing
+            raise UsageError(
+                f"others on this machine can write the policy {path}, whose mode is {mode & 0o777:04o}: "
+                f"`chmod go-w {shlex.quote(str(path))}`, after you have read it"
+            )
     return _parsed(path, content)
 
 

@@ -76,7 +76,8 @@ class RequestBounds:
     batch: int = 100_000
     updates: int = 100  # of a new client
     numbers: int = 10_000_000  # in one sample
-    classes: int = 100_000
+    classes: int = 100_000  # or labels, or values to predict
+    intervals: int = 1000  # of discrete time
     layers: int = 1000  # of a model
     parameters: int = 200_000_000  # of a model of copfl's, with its adapter
     option: float = 1e6  # the absolute value of any other number
@@ -145,7 +146,10 @@ class Policy:
     rollback: bool = False  # whether a run may continue from an earlier round than this node's
     reports: str = "all"  # which metrics may leave: all, only in secure sums, none
     benefit: bool = False  # whether halves of the clients may be compared, with two losses a round
-    least_rows: int = 1  # of an update of some steps, and of a bin of trees, as far as settings say
+    # Of an update of some steps and of a bin of trees, as far as settings say; and of this node's rows with one target,
+    # as a class: fewer do not count.
+    least_rows: int = 1
+    first_model: bool = False  # whether a run must begin with the model of its settings and its seed
     statistics: StatisticsRules = field(default_factory=StatisticsRules)
     proposals: ProposalRules = field(default_factory=ProposalRules)
     secure_aggregation: SumRules = field(default_factory=SumRules)

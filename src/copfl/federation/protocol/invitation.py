@@ -37,6 +37,7 @@ CONTRACT = "samples.contract"
 # What `copfl.data.contract.check` finds, for the coordinator: words that hold for any data.
 MISFIT_TEXTS = {
     "missing_column": "the column is missing",
+    "missing_columns": "more columns are missing",
     "renamed_column": "the column is missing, and another may be meant",
     "missing_values": "values are missing where the contract allows none",
     "type": "the values are of another type",
@@ -48,6 +49,7 @@ MISFIT_TEXTS = {
     "classes": "there are classes that the contract does not have",
     "shape": "samples have another shape",
     "task": "the targets are for another task",
+    "more": "other columns differ, too",
 }
 # Of a server: a name or an IPv4 address, or an IPv6 address in brackets, and a port.
 ADDRESS = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")

@@ -9,6 +9,8 @@ import hashlib
 import json
 import os
 import re
+import shlex
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,11 +144,28 @@ def public_path(path: Path) -> Path:
     return path.with_name(path.name + ".pub")
 
 
+def require_private(path: Path) -> None:
+    """UsageError if others may read or write the file of a private key, as ssh has it.
+
+    A file of another user is that user's concern: a container's secrets belong to root.
+
+    Args:
+        path: The file.
+    """
+    found = path.stat()
+    if found.st_uid == os.getuid() and found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise UsageError(
+            f"others on this machine can use the private key {path}, whose mode is {found.st_mode & 0o777:04o}: "
+            f"`chmod 600 {shlex.quote(str(path))}`. If somebody may have read it, replace it"
+        )
+
+
 def read_key(path: Path) -> SigningKey:
     """The private key in a file of OpenSSH's format; UsageError if it cannot be used."""
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
     with raised_as(UsageError, f"{path}: {{}}; name a file that this user can read", OSError):
+        require_private(path.expanduser())
         content = path.expanduser().read_bytes()
     with raised_as(UsageError, f"{path} is not a private key without a password ({{}})", ValueError):
         key: Any = load_ssh_private_key(content, None)

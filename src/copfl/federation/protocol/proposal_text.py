@@ -1,13 +1,26 @@
 """Proposals for people: what `copfl federate propose` and `copfl site approve` print and choose. Without torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from copfl.data.contract.contract import Contract
 from copfl.errors import UsageError, raised_as
 from copfl.federation.protocol.keys import fingerprint
 from copfl.federation.protocol.messages import printable
 from copfl.federation.protocol.proposal import Proposal, SignedProposal, members_fingerprint, read
+from copfl.settings.federation import SampleDescription
+from copfl.settings.flat import nested
+from copfl.tables import listed
+
+SHOWN = 8  # outputs, or cuts
+OUTPUTS = {
+    "classification": "classes",
+    "multilabel": "labels",
+    "regression": "values",
+    "survival": "risk",
+    "next_token": "tokens",
+}
 
 
 def described(proposal: Proposal) -> list[str]:
@@ -19,6 +32,7 @@ def described(proposal: Proposal) -> list[str]:
         *(f"client {m.number:<5} {fingerprint(m.key)}  {m.name}" for m in proposal.members),
         *(f"revoked      {fingerprint(key)}" for key in proposal.revoked),
         f"all members  {members_fingerprint(proposal.members)}",
+        f"outputs      {outputs_of(proposal.settings)}",
     ]
     if text := proposal.settings.get("samples.contract"):
         contract = Contract.read(str(text))
@@ -28,6 +42,24 @@ def described(proposal: Proposal) -> list[str]:
     return lines + [
         f"setting      {key} = {printable(value, 200)}" for key, value in proposal.settings.items()
     ]
+
+
+def outputs_of(settings: Mapping[str, Any]) -> str:
+    """What a model predicts of a row, such as "3 classes: a, b, c": each has a vector of its own in every sum.
+
+    Args:
+        settings: Of a run, as somebody proposes them.
+    """
+    tables = nested(settings)
+    samples, cuts = tables.get("samples", {}), tables.get("task", {}).get("cuts", ())
+    if cuts:
+        entries = cuts if isinstance(cuts, list | tuple) else [cuts]
+        return f"{len(entries):,} intervals, until {printable(listed([*map(str, entries)], SHOWN), 200)}"
+    classes = samples.get("classes", SampleDescription.classes)
+    names = [printable(name, 40) for name in classes] if isinstance(classes, list | tuple) else []
+    number = f"{len(names):,}" if names else printable(classes, 20)
+    what = OUTPUTS.get(str(samples.get("kind", SampleDescription.kind)), "numbers")
+    return f"{number} {what}{f': {listed(names, SHOWN)}' if names else ''}"
 
 
 def chosen(waiting: Sequence[SignedProposal], named: str | None) -> SignedProposal:

@@ -151,6 +151,7 @@ def prepared(federation: Federation, bounds: RequestBounds | None = None) -> Tra
         require_size(bounds, run.model, run.adapter, arrays, samples.outputs, samples.kind, count)
     model = build_model(run.model, run.adapter, shape, samples.outputs, run.run.seed, samples.kind)
     task = learned_task(run, model, samples.kind, samples.outputs, samples.channels, samples.scale)
+    task = task.without_constants(blank_samples(task, TEXT if samples.text else shape))
     task = dataclasses.replace(task, public=public)
     layout = wire.layout_hash(task.layout) + ("" if public is None else "-" + wire.fingerprint(public))
     layout += "-" + base[:16] if (base := run.model.sha256) else ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from copfl.errors import RunError, UsageError, raised_as
-from copfl.federation.protocol.keys import new_key, private_bytes, write_key
+from copfl.federation.protocol.keys import new_key, private_bytes, require_private, write_key
 from copfl.files import write_bytes
 
 AUTHORITY = "copfl federation"
@@ -115,6 +115,7 @@ def _signer(folder: Path, authority_key: Path) -> Any:
 
     absent = f"the authority's key {authority_key} cannot be read: {{}}; name its folder with --authority"
     with raised_as(UsageError, absent, OSError, ValueError):
+        require_private(authority_key)
         signer: Any = serialization.load_pem_private_key(authority_key.read_bytes(), None)
     if _read(folder / "ca.pem").public_key() != signer.public_key():
         raise UsageError(f"{authority_key} is not the key of the authority in {folder / 'ca.pem'}")

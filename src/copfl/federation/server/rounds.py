@@ -25,10 +25,9 @@ from copfl.core.evaluation import is_evaluated
 from copfl.core.halves import DIFFERENCE, HALF
 from copfl.core.payload import innermost, nbytes
 from copfl.errors import CopflError, WireError, raised_as
-from copfl.experiment import final
 from copfl.experiment.analysis import evidence
-from copfl.experiment.final import FinalEvaluation
-from copfl.experiment.records import latest
+from copfl.experiment.final import FINAL, in_words
+from copfl.experiment.records import FinalEvaluation, latest
 from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.events import Event, Log, silent
 from copfl.federation.protocol.halves import HALVES, LOSSES, SAMPLES, first_clients
@@ -184,12 +183,12 @@ class TrainingServer:
         columns = sorted({name for values in by_client.values() for name in values})
         values = {name: np.array([of.get(name) for of in by_client.values()], np.float64) for name in columns}
         last = FinalEvaluation(self.round, [*by_client], values, sorted({*range(clients)} - trained))
-        final.write(last, self.folder.path)
+        FINAL.write(last, self.folder.path)
         whole = last.completed(latest(lines, primary.name, clients), primary.name)
         present = whole[~np.isnan(whole)]
         mean = float(present.mean()) if len(present) else None
         text = f"after the last round {primary.title} is {primary.text(mean)}{primary.unit} in the mean of "
-        text += f"{len(present)} of {clients} clients. {final.in_words(last, [*map(str, range(clients))])}"
+        text += f"{len(present)} of {clients} clients. {in_words(last, [*map(str, range(clients))])}"
         fields = {"metric": primary.name, "value": mean, "clients": len(present), "of": clients}
         self.log(text, Event.EVALUATED, **fields)
 

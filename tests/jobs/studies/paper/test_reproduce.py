@@ -68,7 +68,7 @@ def cells(column: str = "digits-3") -> list[experiments.Plan]:
 
 def new_batch(here: Path, **options: Any) -> batch.Batch:
     machine = {"run": {"device": "cpu", "engine": "vmap", "chunk": 64}}
-    silent = Runner(lambda text: None, **options)
+    silent = Runner(**options)
     return batch.Batch("small", records.opened(here / "results"), here / "runs", machine, silent)
 
 

@@ -25,6 +25,7 @@ from copfl.verdict.verdict import (
     as_json,
     corrected_gain,
     from_json,
+    pseudo_values,
 )
 
 ALONE = ("constant", "linear")
@@ -116,6 +117,7 @@ def test_one_site_is_a_t_interval_with_the_factor_for_rows_that_models_share() -
     assert found.these.gain == 1.25
     assert found.error == pytest.approx(math.sqrt(11 / 48 * 2.25))
     assert found.these.high - 1.25 == pytest.approx(3.182446 * math.sqrt(11 / 48 * 2.25))
+    assert found.fresh.high - 1.25 == pytest.approx(3.182446 * math.sqrt(11 / 48 * 3.25))
     assert math.isnan(found.like_these.low)
     assert math.isnan(found.new_site.low)
     assert found.sites[0][:5] == pytest.approx((1.25, *found.these[1:], 1.25, 4))
@@ -132,7 +134,7 @@ def test_two_sites_have_an_interval_for_their_rows_and_none_for_a_new_site() -> 
     found = one_each([[1.0, 2.0, 1.5], [2.0, 1.0, 3.0]], [[1.5, 2.5, 2.5], [1.0, 2.0, 4.0]])
     assert math.isfinite(found.these.low)
     assert math.isnan(found.like_these.low)
-    assert "2 sites are too few to tell" in statements(found)[1]
+    assert "2 sites are too few to tell" in statements(found)[2]
 
 
 def test_units_count_and_not_rows() -> None:
@@ -149,16 +151,16 @@ def test_rows_of_one_fold_share_fewer_rows_with_each_other() -> None:
     assert found.sites[0].rows == 4
 
 
-def test_losses_are_carried_on_from_four_fifths_and_a_half_of_the_rows_to_all() -> None:
-    # Alone the loss is 1 + 1 / rows: 1 + 1.25 and 1 + 2 in units of 1 / n, so 2 of all rows; together it stays 1.
+def test_losses_are_carried_on_from_four_and_three_fifths_of_the_rows_to_all() -> None:
+    # Alone the loss is 1 + 1 / rows: 1 + 5/4 and 1 + 5/3 in units of 1 / n, so 2 of all rows; together it stays 1.
     size = 10
     losses = {"t": [np.ones(size)], "a": [np.full(size, 2.25)]}
-    halves = {"t": [np.ones(size)], "a": [np.full(size, 3.0)]}
+    pairs = {"t": [np.ones(size)], "a": [np.full(size, 1 + 5 / 3)]}
     how = {"together": ["t"], "alone": ["a"], "choose": only, "draws": 50}
-    assert corrected_gain(losses, halves=halves, **how).these.gain == pytest.approx(1.0)  # type: ignore[arg-type]
+    assert corrected_gain(losses, pairs=pairs, **how).these.gain == pytest.approx(1.0)  # type: ignore[arg-type]
     assert corrected_gain(losses, **how).these.gain == 1.25  # type: ignore[arg-type]
-    del halves["a"]  # to carry on one side alone would be unfair
-    assert corrected_gain(losses, halves=halves, **how).these.gain == 1.25  # type: ignore[arg-type]
+    del pairs["a"]  # to carry on one side alone would be unfair
+    assert corrected_gain(losses, pairs=pairs, **how).these.gain == 1.25  # type: ignore[arg-type]
 
 
 def test_other_metrics_are_those_of_the_same_choices() -> None:
@@ -168,6 +170,24 @@ def test_other_metrics_are_those_of_the_same_choices() -> None:
     )
     assert found.others["the same"].gain == pytest.approx(found.these.gain)
     assert found.others["twice"].gain == pytest.approx(2 * found.these.gain)
+
+
+def test_the_pseudo_values_of_a_mean_are_its_rows_and_those_of_an_auc_have_its_mean() -> None:
+    rows = np.array([3.0, 1.0, 4.0, 1.5])
+    np.testing.assert_allclose(pseudo_values(lambda at: float(rows[at].mean()), 4), rows)
+    score, right = np.array([0.1, 0.4, 0.35, 0.8, 0.6, 0.2]), np.array([0, 0, 1, 1, 1, 0])
+
+    def auc(at: Array) -> float:
+        ill, well = score[at][right[at] == 1], score[at][right[at] == 0]
+        return float((ill[:, None] > well).mean())
+
+    assert pseudo_values(auc, 6).mean() == pytest.approx(auc(np.arange(6)))
+
+
+def test_a_site_of_one_row_does_not_cost_the_others_their_interval() -> None:
+    found = one_each([[1.0, 2.0, 1.5], [2.0, 1.0, 3.0], [1.0]], [[1.5, 2.5, 2.5], [1.0, 2.0, 4.0], [2.0]])
+    assert math.isfinite(found.these.low)
+    assert [site.word for site in found.sites] == [UNCLEAR, UNCLEAR, UNKNOWN]
 
 
 def test_what_was_chosen_by_chance_is_no_gain() -> None:

@@ -15,7 +15,6 @@ from copfl.choosing.candidates import ALONE, APFL, MEASURES, Candidate, Facts, T
 from copfl.choosing.choice import choose
 from copfl.choosing.evaluate import Evaluated, Room, evaluate, of_rivals
 from copfl.choosing.folds import Folds
-from copfl.data.clients.partition import Partition
 from copfl.data.samples import MULTILABEL, REGRESSION, SURVIVAL, Dataset
 from copfl.engine.machine import processors
 from copfl.errors import UsageError, option
@@ -119,7 +118,7 @@ def found_and_judged(run: Run, has_verdict: bool = True) -> tuple[Run, Given]:
         )
     name = run.algorithm.name or "the method"
     room = Room.of(run)
-    off = dataclasses.replace(run, run=dataclasses.replace(run.run, find_rounds="off"))
+    off = dataclasses.replace(run, run=dataclasses.replace(run.run, find_rounds="off", rivals=False))
     alike, plan = None, None
     if run.run.rivals and has_verdict:
         alike = prepare(off)
@@ -162,8 +161,10 @@ def _chosen(run: Run, layers: Sequence[Layer], rounds: int = 0) -> tuple[Run, Gi
 
     room = Room.of(run)
     off = {"run": {"find_rounds": "off"}}
-    features = _features(room.samples, room.folds.whole)
-    alike = prepare(completed({**off, "algorithm": {"name": "levels"}} if features else off))
+    features = table_features(room.samples)
+    # For the rows as rivals take them; it says nothing of rivals after the rounds, as they are trained now.
+    quiet: Layer = {"run": {**off["run"], "rivals": False}}
+    alike = prepare(completed({**quiet, "algorithm": {"name": "levels"}} if features else quiet))
     plan = plan_of(alike)
     has_rate = any("lr" in layer.get("optimizer", {}) for layer in layers)
     facts = Facts(
@@ -242,7 +243,7 @@ def verdict_of(
     return {VERDICT: verdict}
 
 
-def _features(samples: Dataset, whole: Partition) -> int:
+def table_features(samples: Dataset) -> int:
     """Numbers of a row of a table of classes, values or labels; 0 of other samples."""
     is_table = not isinstance(samples.train.x, dict) and samples.train.x.ndim == 2
     is_text = is_table and samples.train.x.dtype.kind in "US"

@@ -83,7 +83,11 @@ def prepare(run: Run, *, validation: float = 0.0) -> Experiment:
     if run.run.own_models:
         experiment = own_models.with_own_models(experiment)
     planned = rivals.plan_of(experiment) if run.run.rivals else None
-    if planned is not None and planned.effort.seconds >= rivals.SAID:
+    if (
+        planned is not None
+        and planned.effort.seconds >= rivals.SAID
+        and not rivals.are_known(experiment, planned)
+    ):
         logger.info(f"after the rounds, {planned.text}")
     return experiment
 

@@ -25,7 +25,7 @@ docs/verdict.md has the rates.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -89,8 +89,9 @@ class Verdict(NamedTuple):
     """What training together is worth. A gain is positive where it is better than alone."""
 
     is_rmse: bool  # the loss of a site is a root mean squared error, and not a mean loss
-    these: Estimate  # the mean over these sites, for other rows of theirs
+    these: Estimate  # the mean over these sites that is to be expected of other rows of theirs
     error: float  # the standard error of that mean
+    fresh: Interval  # in which the mean over as many other rows of these sites is
     like_these: Estimate  # the mean over other sites like these; nan: too few sites
     new_site: Interval  # in which the gain of one more site is; nan: too few sites
     loss_together: float  # means over the sites
@@ -138,7 +139,7 @@ def corrected_gain(
     folds: int = 5,
     draws: int | None = None,
     seed: int = 0,
-    halves: Losses | None = None,
+    pairs: Losses | None = None,
     others: Mapping[str, Losses] | None = None,
 ) -> Verdict:
     """What the sites gain from training together over the best that each has alone.
@@ -155,8 +156,8 @@ def corrected_gain(
         folds: Into how many parts rows were divided.
         draws: How often rows are drawn again; None: DRAWS, of many rows fewer.
         seed: Of the draws.
-        halves: Losses of the same rows by models of half of the rows (two folds), by which the gain is carried on to
-            models of all rows. The choices do not see them.
+        pairs: Losses of the same rows by models that lack two folds, the row's own and another, by which the gain is
+            carried on to models of all rows. The choices do not see them.
         others: Further metrics by their name, as tables like the losses where less is better; see `pseudo_values`
             for those that are no mean over rows.
     """
@@ -176,17 +177,18 @@ def corrected_gain(
     rows = sum(len(site.rows) for site in sites)
     usual = max(FEWEST_DRAWS, min(DRAWS, DRAWN // max(rows, 1)))
     shares = _shares(names, sites, sides, choose, is_rmse, draws or usual, seed)
-    found = measured(sites, shares, is_rmse, _carried_on(used, halves, sites, alone, folds))
+    found = measured(sites, shares, is_rmse, _carried_on(used, pairs, sites, alone, folds))
     sizes = np.array([len(rows) for rows in used[names[0]]])
     held_out = np.array([len(site.rows) for site in sites])
     shared = 1 + held_out / (np.maximum(sizes, 1) * (1 - 1 / folds))
     errors = _errors(found, shared, shares.spread)
-    these, error = _these_sites(found, errors, shares.spread_of_mean, shared)
+    these, error, fresh = _these_sites(found, errors, shares.spread_of_mean, shared)
     of_sites, new_site = _of_sites(found, errors, list(zip(*picks, strict=True)), held_out.tolist())
     return Verdict(
         is_rmse,
         these,
         error,
+        fresh,
         _like_these(found, these),
         new_site,
         float(mean_of_known(found.together)),
@@ -197,18 +199,18 @@ def corrected_gain(
 
 
 def _carried_on(
-    losses: Losses, halves: Losses | None, sites: Sequence[Site], alone: Collection[str], folds: int
+    losses: Losses, pairs: Losses | None, sites: Sequence[Site], alone: Collection[str], folds: int
 ) -> list[Numbers]:
-    """By how much losses change from models of a fraction f = 1 - 1 / folds of the rows to those of all.
+    """By how much losses change from models that lack a fold, a fraction f of the rows, to those of all rows.
 
-    What is trained alone suffers more where a fold is held out, so cross-validation promises too much. A loss that
-    falls as 1 / rows is carried on: L(1) = L(f) - (L(1/2) - L(f)) (1/f - 1) / (2 - 1/f). Candidates without losses of
-    halves stay as they are; where one of those alone has none, all stay, as it would be at a disadvantage. So do
-    sites of two rows, as both divisions are the same there.
+    What is trained alone suffers more where a fold is held out, so cross-validation promises too much. Where two
+    folds are held out at once, models have the fraction g. A loss that falls as 1 / rows is carried on:
+    L(1) = L(f) - (L(g) - L(f)) (1/f - 1) / (1/g - 1/f). Candidates without such losses stay as they are; where one of
+    those alone has none, all stay, as it would be at a disadvantage. So do sites of two rows.
 
     Args:
-        losses: Of the folds.
-        halves: Of two folds.
+        losses: Of models that lack a fold.
+        pairs: Of models that lack two.
         sites: Their rows.
         alone: Candidates that a site trains alone.
         folds: Into how many parts rows were divided.
@@ -217,16 +219,17 @@ def _carried_on(
         [candidates, rows] of each site.
     """
     changes = [np.zeros(site.losses.shape) for site in sites]
-    if halves is None or any(name in losses and name not in halves for name in alone):
+    if pairs is None or any(name in losses and name not in pairs for name in alone):
         return changes
     for n, (change, site) in enumerate(zip(changes, sites, strict=True)):
-        trained = 1 - 1 / min(folds, max(site.units, 2))
-        if site.units <= 2:
+        parts = min(folds, site.units)
+        if parts <= 2:
             continue
+        more, most = 1 / (1 - 1 / parts), 1 / (1 - 2 / parts)
         for row, name in enumerate(losses):
-            if name in halves:
-                more = np.asarray(halves[name][n], np.float64)[site.rows] - site.losses[row]
-                change[row] = np.where(np.isfinite(more), -more * (1 / trained - 1) / (2 - 1 / trained), 0)
+            if name in pairs:
+                worse = np.asarray(pairs[name][n], np.float64)[site.rows] - site.losses[row]
+                change[row] = np.where(np.isfinite(worse), -worse * (more - 1) / (most - more), 0)
     return changes
 
 
@@ -333,6 +336,18 @@ def _in_other(
     return _these_sites(found, _errors(found, shared, np.zeros(len(sites))), 0.0, shared)[0]
 
 
+def pseudo_values(metric: Callable[[Array], float], rows: int) -> Numbers:
+    """[rows], whose mean is a metric that is no mean over rows, such as an AUC: the jackknife's (Tukey 1958).
+
+    Args:
+        metric: Of the rows at these places.
+        rows: Their number, at least two.
+    """
+    every = np.arange(rows)
+    without = np.array([metric(np.delete(every, row)) for row in every])
+    return rows * metric(every) - (rows - 1) * without
+
+
 class _Errors(NamedTuple):
     """[sites]; nan: not known."""
 
@@ -379,7 +394,11 @@ def _errors(found: Measured, shared: Numbers, spread: Numbers) -> _Errors:
     with np.errstate(invalid="ignore", divide="ignore"):
         moderated = shared * (prior_freedom * prior + freedom * of_rows) / total / found.units + spread
     moderated = np.where(is_equal, 0.0, moderated)
-    rows = np.where((freedom > 0) | is_equal, shared * of_rows / found.units, moderated - spread)
+    if usable.any():  # what a site of one row has
+        usual = prior if prior_freedom else float(of_rows[usable].mean())
+        of_rows = np.where((freedom > 0) | is_equal, of_rows, usual)
+    with np.errstate(invalid="ignore"):
+        rows = np.where(is_equal | usable.any(), shared * of_rows / found.units, np.nan)
     return _Errors(rows, moderated, np.where(is_equal, FREEDOM, np.minimum(total, FREEDOM)))
 
 
@@ -398,8 +417,10 @@ def _inverse_trigamma(value: float) -> float:
     return x
 
 
-def _these_sites(found: Measured, errors: _Errors, spread: float, shared: Numbers) -> tuple[Estimate, float]:
-    """The mean over the sites for other rows of theirs, and its standard error.
+def _these_sites(
+    found: Measured, errors: _Errors, spread: float, shared: Numbers
+) -> tuple[Estimate, float, Interval]:
+    """The mean over the sites that is to be expected, its standard error, and where it is on as many other rows.
 
     Degrees of freedom are those of Satterthwaite (1946). What rows and the models of a site do to its gain is also in
     the differences of the sites, so an interval over many sites that is narrower is right, too; it is not narrower
@@ -415,7 +436,7 @@ def _these_sites(found: Measured, errors: _Errors, spread: float, shared: Number
     gain = float(mean_of_known(found.gain))
     parts = errors.rows[known] / known.sum() ** 2
     if np.isnan(parts).any() or not len(parts):
-        return Estimate(gain, math.nan, math.nan), math.nan
+        return Estimate(gain, math.nan, math.nan), math.nan, Interval(math.nan, math.nan)
     freedom = np.maximum(found.units[known] - 1, 1)
     total = float(parts.sum())
     own = float((parts / shared[known]).sum())
@@ -425,7 +446,8 @@ def _these_sites(found: Measured, errors: _Errors, spread: float, shared: Number
     if known.sum() >= FEWEST_TO_BOUND and (of_sites := over_seeds(found.gain[known]).half) < half:
         half = max(of_sites, half * math.sqrt(own / (total + spread)))
         error = half / _t(FREEDOM)
-    return Estimate(gain, gain - half, gain + half), error
+    wider = math.hypot(half, _t(min(joint, FREEDOM)) * math.sqrt(own))  # other rows vary, too
+    return Estimate(gain, gain - half, gain + half), error, Interval(gain - wider, gain + wider)
 
 
 class _Posterior(NamedTuple):
@@ -550,6 +572,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
     """For the files of a run; null for what is not known."""
     content = verdict._asdict() | {
         "these": verdict.these._asdict(),
+        "fresh": verdict.fresh._asdict(),
         "like_these": verdict.like_these._asdict(),
         "new_site": verdict.new_site._asdict(),
         "sites": [site._asdict() for site in verdict.sites],
@@ -568,6 +591,7 @@ def from_json(content: Mapping[str, Any]) -> Verdict:
         is_rmse=bool(content["is_rmse"]),
         these=Estimate(*_numbers(content["these"], Estimate._fields)),
         error=_number(content["error"]),
+        fresh=Interval(*_numbers(content["fresh"], Interval._fields)),
         like_these=Estimate(*_numbers(content["like_these"], Estimate._fields)),
         new_site=Interval(*_numbers(content["new_site"], Interval._fields)),
         loss_together=_number(content["loss_together"]),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from studies.verdict.__main__ import PAGE, RECORDS, page_of
+from studies.verdict.folds import of_folds
 from studies.verdict.losses import ALONE, NAMES, TOGETHER, federation, halves
 from studies.verdict.rates import CASES, COMMON, LEVELS, MIXED, ROWS, rates
 from studies.verdict.study import judged
@@ -19,7 +20,7 @@ def test_the_page_is_that_of_its_records() -> None:
 def test_a_division_is_judged_by_its_other_half() -> None:
     data = federation(NAMES[0], None)
     losses = halves(data, 0, (TOGETHER[0], *ALONE))
-    sizes = [sum(map(len, table[ALONE[0]])) for table in (losses.study, losses.of_half, losses.truth)]
+    sizes = [sum(map(len, table[ALONE[0]])) for table in (losses.study, losses.pairs, losses.truth)]
     assert sizes == [len(data.y) // 2] * 3
     assert all(np.isfinite(rows).all() for table in losses[:3] for of in table.values() for rows in of)
     found = judged(losses, data.is_rmse, draws=50)
@@ -35,6 +36,15 @@ def test_intervals_and_names_are_right_in_simulated_federations(
     assert found.sites >= 0.9
     assert found.mean >= 0.88
     assert found.wrong <= 0.12
+
+
+def test_folds_promise_too_much_and_their_rows_too_little_error() -> None:
+    by_folds, carried_on = of_folds(30, 20, 3, 0.2, 40)
+    assert by_folds.bias > 0.7
+    assert abs(carried_on.bias) < 0.7
+    assert by_folds.variance > 1.3
+    assert by_folds.covered < carried_on.covered
+    assert carried_on.covered >= 85
 
 
 @slow

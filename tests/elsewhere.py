@@ -63,7 +63,7 @@ class Elsewhere(Tensor):
         made.held = held.detach()
         return made
 
-    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"Elsewhere({self.held!r})"
 
     @classmethod
@@ -120,9 +120,8 @@ def _computed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     found = func(*plain_args, **({**plain, "device": HERE} if asked is not None else plain))
     if not there[0] if func is aten.copy_.default else asked is not None and torch.device(asked) == HERE:
         return args[0] if func is aten.copy_.default else found
-    return return_and_correct_aliasing(  # type: ignore[no-untyped-call]
-        func, args, kwargs, tree_map_only(Tensor, Elsewhere, found)
-    )
+    wrapped = tree_map_only(Tensor, Elsewhere, found)
+    return return_and_correct_aliasing(func, args, kwargs, wrapped)  # type: ignore[no-untyped-call]
 
 
 class _Recording:

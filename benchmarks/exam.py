@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
@@ -42,10 +43,14 @@ from copfl.audit.audit import run_audit
 from copfl.audit.shapley import Sampling
 from copfl.engine.cuda_graph import Recorder
 from copfl.errors import CopflError
+from copfl.experiment import preparation
 from copfl.experiment.export.formats import write
 from copfl.experiment.personalisation import Personalisation
 from copfl.experiment.result import Result
+from copfl.settings import arguments
+from copfl.settings.complete import complete
 from copfl.settings.user_code import as_dataset
+from copfl.telling import heard
 
 CLIENTS, ROWS = 3, 24  # of each client, a fifth of which is test
 MOST = 6  # rounds that a search looks at in the tests; 0: as many as a user's
@@ -255,6 +260,21 @@ def resume(exam: Exam) -> Numbers:
     return losses(resumed)
 
 
+def auto(exam: Exam) -> Numbers:
+    """A run that finds its device, by timing both where there are two."""
+    lines: list[str] = []
+    settings = {**exam.kind.options, "rounds": FEW, "rivals": False}
+    tables = arguments.tables(exam.kind.data, settings, exam.kind.algorithms[0])
+    with mock.patch.object(preparation, "WORTH_A_GPU", 0.0), heard(lines.append):
+        found = preparation.on_device(complete(tables)).run.device
+    if found != "cpu" and found != exam.device:
+        raise Failed(f"the device is {found}")
+    if torch.cuda.is_available() and not any("s on cuda" in line for line in lines):
+        raise Failed("the GPU was not timed, or no line says so")
+    exam.path = "; ".join(line for line in lines if line.startswith("device "))
+    return {}
+
+
 class Stopped(Exception):
     """Of a run, by its program."""
 
@@ -315,6 +335,7 @@ WAYS: dict[str, Callable[[Exam], Numbers]] = {
     "export": export,
     "personalize": personalize,
     "audit": audit,
+    "auto": auto,
 }
 TRAINED = ("first run", "named", "named, rounds")  # that are compared between the devices
 # What a kind of data does not support, and a part of the error that it ends in.
@@ -358,7 +379,7 @@ def cell(exam: Exam, way: str) -> Cell:
     except CopflError as error:
         note, passed = str(error), bool(refused) and refused in str(error)
     except Exception as error:  # the other cells are tried too
-        note, passed = f"{type(error).__name__}: {_place(error)}{error}"[:6000], False
+        note, passed = f"{type(error).__name__}: {_place(error)}{error}"[:500], False
     return Cell(exam.kind.name, way, passed, time.perf_counter() - began, exam.path, note)
 
 
@@ -380,7 +401,7 @@ def agreement(kind: Kind, device: str, folder: Path, way: str) -> Cell:
         gap = difference(*found)
         note, passed = f"difference {gap:.1e}", gap < AGREEMENT
     except Exception as error:  # the other cells are tried too
-        note, passed = f"{type(error).__name__}: {_place(error)}{error}"[:6000], False
+        note, passed = f"{type(error).__name__}: {_place(error)}{error}"[:500], False
     return Cell(kind.name, f"agreement, {way}", passed, time.perf_counter() - began, "", note)
 
 

@@ -690,7 +690,7 @@ import fcntl, struct, sys, termios
 from copfl.cli import main as cli
 for width in {WIDTHS}:
     fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
-    sys.argv = ["copfl", "run", "-r", "3", *{TINY}, "-o", f"run-{{width}}"]
+    sys.argv = ["copfl", "run", "-r", "3", "--no-rivals", *{TINY}, "-o", f"run-{{width}}"]  # which need 60 columns
     try:
         cli.main()
     except SystemExit as exit:

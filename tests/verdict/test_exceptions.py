@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from copfl.verdict.exceptions import FEWEST_ROWS, are_better, site_gains
+from copfl.verdict import drawn
+from copfl.verdict.drawn import FEWEST_ROWS, all_rows, sites_of
 
 NAN = np.nan
 Rows = list[np.ndarray]
@@ -18,6 +19,16 @@ def federation(means: list[float], rows: int, seed: int = 0, noise: float = 0.3)
     return [
         own - mean - noise * rng.normal(size=rows) for own, mean in zip(theirs, means, strict=True)
     ], theirs
+
+
+def site_gains(ours: Rows, theirs: Rows) -> drawn._Gains:
+    """Of all rows, each once: [sites]."""
+    found = all_rows(("theirs", "ours"), sites_of({"theirs": theirs, "ours": ours}))
+    return drawn._Gains(*(values[0] for values in drawn._gains(found, np.array([1]), np.array([0]))))
+
+
+def are_better(ours: Rows, theirs: Rows) -> np.ndarray:
+    return drawn._are_better(drawn._Gains(*(values[None] for values in site_gains(ours, theirs))))[0]
 
 
 def test_a_gain_is_a_fraction_of_both_losses_and_has_at_least_the_pooled_variance() -> None:

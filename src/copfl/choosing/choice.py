@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
 from copfl.experiment.choice import Choice, Validated
 from copfl.rivals.records import Array
 from copfl.stats import Numbers
-from copfl.verdict.exceptions import are_better, site_gains
+from copfl.verdict.drawn import all_rows, lowest, sites_of
 
 Losses = Sequence[Array]  # [rows] of each site; nan: the row was not held out
-# Standard errors by which what all sites train alone must be better than a method of the federation. From a method a
-# site can still depart, so of two that cannot be told apart the method loses less.
-ERRORS_ALONE = 1.0
 
 
 def site_losses(losses: Losses, is_rmse: bool) -> Numbers:
@@ -53,8 +51,9 @@ def choose(
 ) -> Choice:
     """The candidate with the lowest mean loss over sites; a site departs to what it trains alone and is better at it.
 
-    Of equals the first, which is the simplest. What all sites train alone is taken if its mean loss is lower by
-    `ERRORS_ALONE`, else the best method of the federation.
+    Of equals the first, which is the simplest. What all sites train alone is taken if its mean loss is lower by a
+    standard error, else the best method of the federation: from a method a site can still depart, so of two that
+    cannot be told apart the method loses less.
 
     Args:
         losses: Of each candidate the losses of its held-out rows, the simplest first.
@@ -69,28 +68,13 @@ def choose(
     losses = on_common_rows(losses)
     by_site = {name: site_losses(of_sites, is_rmse) for name, of_sites in losses.items()}
     validated = Validated(by_site, dict(left_out or {}), is_rmse, folds, measure)
-    means = validated.means
-    able = [name for name in losses if name not in only_shown]
-    federation = min(able, key=lambda name: means[name])
-    methods = [name for name in able if name not in alone]
-    if federation in alone and methods:
-        best = min(methods, key=lambda name: means[name])
-        federation = federation if _is_shown(losses[federation], losses[best]) else best
-    usual = losses[federation]
-    better = {
-        name: are_better(losses[name], usual)
-        for name in able
-        if name in alone and name != federation and federation not in without_exceptions
-    }
-    sites = [
-        min(
-            (name for name in better if better[name][n]),
-            key=lambda name: by_site[name][n],
-            default=federation,
-        )
-        for n in range(len(usual))
-    ]
-    return Choice(federation, tuple(sites), validated)
+    able = {name: of_sites for name, of_sites in losses.items() if name not in only_shown}
+    found = all_rows(tuple(able), sites_of(able))
+    rule = partial(lowest, found, alone=alone, is_rmse=is_rmse)  # which a verdict repeats on rows drawn again
+    federation = int(rule(without_exceptions=able)[0, 0])
+    sites = rule(without_exceptions=without_exceptions)[0].tolist()
+    names = tuple(able)
+    return Choice(names[federation], tuple(names[n] for n in sites), validated)
 
 
 def is_worse(name: str, losses: Mapping[str, Losses]) -> bool:
@@ -105,13 +89,3 @@ def is_worse(name: str, losses: Mapping[str, Losses]) -> bool:
     best = min(rows, key=lambda other: float(rows[other][known].mean()))
     excess = (rows[name] - rows[best])[known]
     return bool(excess.mean() > excess.std() / np.sqrt(max(len(excess) - 1, 1)))
-
-
-def _is_shown(ours: Losses, theirs: Losses) -> bool:
-    """Whether our losses are lower on average over the sites, by more than `ERRORS_ALONE`."""
-    gains = site_gains(ours, theirs)
-    known = ~np.isnan(gains.mean)
-    if not known.any():
-        return True
-    mean, error = gains.mean[known].mean(), np.sqrt(gains.variance[known].sum()) / known.sum()
-    return bool(mean > ERRORS_ALONE * error)

@@ -345,6 +345,9 @@ def evaluate(
             evaluated[one.name] = evaluated[one.name].joined(
                 to_its_end(run_of(one), room.folds, room.samples, [fold])
             )
+    for name in [name for name, found in evaluated.items() if np.isinf(np.concatenate(found.losses)).any()]:
+        left_out[name] = "it diverged, or is sure of what is wrong: a loss is infinite"
+        del evaluated[name]
     return {one.name: evaluated[one.name] for one in tried.candidates if one.name in evaluated}, left_out
 
 

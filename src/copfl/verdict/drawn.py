@@ -20,7 +20,7 @@ from copfl.stats import Numbers
 Losses = Mapping[str, Sequence[Array]]  # of each candidate, the simplest first, [rows] of each site
 Ints = NDArray[np.int64]
 
-NUMBERS = 4_000_000  # at a time
+NUMBERS = 16_000_000  # at a time
 # As of the exceptions of a first run.
 ERRORS = 2.0  # standard errors by which what a site trains alone is better, for the site to depart
 ERRORS_ALONE = 1.0  # by which what all sites train alone is better than a method of the federation
@@ -56,6 +56,8 @@ class Moments(NamedTuple):
             names: Of the candidates.
         """
         kept = [n for n, name in enumerate(self.names) if name in names]
+        if len(kept) == len(self.names):
+            return self
         return Moments(
             tuple(self.names[n] for n in kept),
             self.rows,
@@ -99,30 +101,54 @@ def sites_of(losses: Losses, units: Sequence[Array] | None = None) -> list[Site]
     return found
 
 
-def moments(names: Sequence[str], sites: Sequence[Site], weights: Sequence[Numbers]) -> Moments:
+class Table(NamedTuple):
+    """What the moments of a site are sums of."""
+
+    candidates: Ints  # that it has
+    rows: Numbers  # [rows, c + c²]: of each of its c candidates the loss, and of every two the product
+
+
+def tables(sites: Sequence[Site]) -> list[Table]:
+    """Of each site.
+
+    Args:
+        sites: Their rows.
+    """
+    found = []
+    for site in sites:
+        has = np.flatnonzero(~np.isnan(site.losses).any(1)) if site.units else np.arange(0)
+        own = site.losses[has]
+        centred = own - own.mean(0) if len(has) else own
+        pairs = (centred[:, None] * centred).reshape(len(has) ** 2, own.shape[1])
+        found.append(Table(has, np.ascontiguousarray(np.concatenate([own, pairs]).T)))
+    return found
+
+
+def moments(names: Sequence[str], sites: Sequence[Table], weights: Sequence[Numbers]) -> Moments:
     """The moments of drawn rows.
 
     Args:
         names: Of the candidates.
-        sites: Their rows.
+        sites: What is summed.
         weights: [draws, rows] of each site, how often each row was drawn.
     """
     draws, count = len(weights[0]), len(names)
-    rows = np.zeros((draws, len(sites)))
+    rows = np.stack([weight.sum(1) for weight in weights], 1)
     means = np.full((draws, count, len(sites)), np.nan)
     products = np.full((draws, count, count, len(sites)), np.nan)
     for n, (site, weight) in enumerate(zip(sites, weights, strict=True)):
-        has = np.flatnonzero(~np.isnan(site.losses).any(1)) if site.units else np.arange(0)
-        rows[:, n] = weight.sum(1)
-        if not len(has):
+        if not (size := len(site.candidates)):
             continue
-        own = site.losses[has]
-        centred = own - own.mean(0)
-        pairs = (centred[:, None] * centred[None]).reshape(-1, own.shape[1])
-        with np.errstate(invalid="ignore", divide="ignore"):
-            of_draws = (weight @ np.concatenate([own, pairs]).T) / rows[:, n, None]
-        means[:, has, n] = of_draws[:, : len(has)]
-        products[:, has[:, None], has[None], n] = of_draws[:, len(has) :].reshape(draws, len(has), len(has))
+        of_draws = (weight @ site.rows) / rows[:, n, None]
+        if size == count:
+            means[:, :, n], products[:, :, :, n] = (
+                of_draws[:, :size],
+                of_draws[:, size:].reshape(-1, size, size),
+            )
+        else:
+            has = site.candidates
+            means[:, has, n] = of_draws[:, :size]
+            products[:, has[:, None], has[None], n] = of_draws[:, size:].reshape(-1, size, size)
     return Moments(tuple(names), rows, means, products)
 
 
@@ -133,7 +159,7 @@ def all_rows(names: Sequence[str], sites: Sequence[Site]) -> Moments:
         names: Of the candidates.
         sites: Their rows.
     """
-    return moments(names, sites, [np.ones((1, len(site.rows))) for site in sites])
+    return moments(names, tables(sites), [np.ones((1, len(site.rows))) for site in sites])
 
 
 def drawn(sites: Sequence[Site], candidates: int, draws: int, seed: int) -> Iterator[list[Numbers]]:
@@ -157,7 +183,8 @@ def drawn(sites: Sequence[Site], candidates: int, draws: int, seed: int) -> Iter
             count = site.units
             places = rng.integers(0, max(count, 1), (size, count)) + count * np.arange(size)[:, None]
             of_units = np.bincount(places.ravel(), minlength=size * count).reshape(size, count)
-            weights.append(of_units[:, site.unit].astype(np.float64))
+            of_rows = of_units if count == len(site.rows) else of_units[:, site.unit]
+            weights.append(of_rows.astype(np.float64))
         yield weights
 
 

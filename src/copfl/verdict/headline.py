@@ -143,6 +143,11 @@ def statements(verdict: Verdict, sites: str = "sites") -> list[str]:
     said = [
         f"These {sites}: the {loss} falls by {signed(verdict.these.gain)} on average{_interval(verdict.these)}."
     ]
+    if not math.isnan(verdict.fresh.low):
+        low, high = verdict.fresh
+        said.append(
+            f"As many other rows of theirs: between {signed(low)} and {signed(high)} in 95 of 100 cases."
+        )
     if math.isnan(verdict.like_these.low):
         return [*said, f"A new site like these: {len(verdict.sites)} {sites} are too few to tell."]
     said.append(

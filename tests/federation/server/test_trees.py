@@ -18,7 +18,7 @@ from copfl.errors import UsageError
 from copfl.federation.protocol.settings import settings_of
 from tests.federation.network import CONFIG, client_of, farthest, play, simulated, write_nodes
 
-ROUNDS = 9  # of three shared trees; in the last each site grows its own
+ROUNDS = 10  # three for the bins, six of three shared trees; in the last each site grows its own
 CONFIGURED: dict[str, Any] = {
     key: value for key, value in CONFIG.items() if not key.startswith(("optimizer", "model"))
 } | {

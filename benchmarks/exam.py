@@ -53,7 +53,7 @@ from copfl.settings.user_code import as_dataset
 from copfl.telling import heard
 
 CLIENTS, ROWS = 3, 24  # of each client, a fifth of which is test
-MOST = 6  # rounds that a search looks at in the tests; 0: as many as a user's
+MOST = 6  # rounds that a search looks at where two devices are compared; 0: as many as a user's
 FEW = 5  # rounds where they are named: a GPU records the third after a start or a resume, and the last is another kind
 AGREEMENT = 1e-6
 SAME = 1e-4  # of a resumed run, in single precision on a GPU; on a CPU it has the same bytes

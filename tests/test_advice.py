@@ -62,16 +62,14 @@ def messages() -> Iterator[tuple[str, str]]:
         skipped = {id(node.value) for node in first if isinstance(node, ast.Expr)}
         skipped |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
         for node in nodes:
-            place = f"{path.relative_to(SOURCE)}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.JoinedStr):
-                yield (
-                    place,
-                    "".join(
-                        str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values
-                    ),
-                )
+                parts = (str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+                text = "".join(parts)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
-                yield place, node.value
+                text = node.value
+            else:
+                continue
+            yield f"{path.relative_to(SOURCE)}:{node.lineno}", text
 
 
 def test_options_and_commands_that_messages_name_exist() -> None:

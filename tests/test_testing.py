@@ -20,6 +20,7 @@ from copfl.parts.averaging import Server, Total
 from copfl.settings import presets
 from copfl.settings.checking import with_options
 from copfl.testing import LAWS, algorithm_checks, check_algorithm
+from tests.kinds import quick
 from tests.options import shown, variants
 from tests.slow import slow
 
@@ -28,7 +29,7 @@ from tests.slow import slow
 FEWER = {"fedrep": {"head_epochs": 2}, "fedbabu": {"tune_epochs": 2}, "pfedme": {"inner_steps": 2}}
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", quick(ALGORITHMS, others=pytest.mark.job))
 def test_every_algorithm_obeys_the_contract(name: str) -> None:
     """In two rounds: the first, and one that begins where a round ended; with clients of one batch and of two."""
     check_algorithm(ALGORITHMS[name](**FEWER.get(name, {})), rounds=2, batch=6)

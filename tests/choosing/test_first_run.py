@@ -95,6 +95,7 @@ def test_where_each_site_has_its_own_steps_it_gets_its_own_forest(tmp_path: Path
     assert np.allclose(np.asarray(bundle.predict(x.numpy())).ravel(), expected.numpy().ravel(), atol=1e-4)
 
 
+@pytest.mark.job
 def test_clients_of_your_choice_keep_their_own_models() -> None:
     room = {"trees": 101, "nodes": 200, "depth": 40}
     result = copfl.run(
@@ -200,6 +201,7 @@ def test_a_named_rate_is_for_the_candidates_that_have_one(monkeypatch: pytest.Mo
     assert {"levels", "network"} <= set(result.choice.validated.means)
 
 
+@pytest.mark.job
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("more", [{"task": {"metrics": ["rmse", "mae"]}}, {"rivals": False}])
 def test_what_one_looks_at_has_no_say_in_what_is_trained(more: dict[str, Any]) -> None:
@@ -216,6 +218,7 @@ def test_what_one_looks_at_has_no_say_in_what_is_trained(more: dict[str, Any]) -
     )
 
 
+@pytest.mark.job
 @pytest.mark.usefixtures("quick")
 def test_rivals_that_train_beside_the_methods_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WORTH_A_PROCESS", 1e-3)

@@ -127,6 +127,7 @@ def test_a_lower_loss_is_found() -> None:
     assert losses[rounds] == min(losses.values())
 
 
+@pytest.mark.job
 def test_the_temperature_has_the_lowest_log_loss_on_held_out_samples() -> None:
     run = wine(8, lr=1e-3)  # so that its probabilities are not sure enough
     of_run = with_found_rounds(run).run

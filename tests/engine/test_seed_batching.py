@@ -70,6 +70,7 @@ def test_batched_seeds_equal_separate_ones(name: str) -> None:
     equal_to_separate_ones(simulations)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("name", ["copfl", "fedpac", "apfl", "fedselect", "addons"])
 def test_they_may_have_other_learning_rates_and_sizes(name: str) -> None:
     inner = ServerOptimizer(FedAvg(), Momentum())

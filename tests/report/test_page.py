@@ -251,6 +251,7 @@ def test_what_was_not_measured_is_a_dash() -> None:
     assert charts.figure(heat)["values"] == [[None, 0.25]]
 
 
+@pytest.mark.job
 def test_every_chart_is_a_picture_for_papers(
     runs: dict[str, Path],
     tmp_path: Path,

@@ -232,6 +232,7 @@ def test_what_is_no_number(text: str) -> None:
     assert not_numbers(column_of(["0", None, text])).tolist() == [2]
 
 
+@pytest.mark.job
 def test_arrow_is_loaded_with_the_first_table() -> None:
     code = "import sys, copfl.data.sets.datasets, copfl.experiment.bundle.inputs; print('pyarrow' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

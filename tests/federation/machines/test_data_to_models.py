@@ -206,6 +206,7 @@ def test_a_trial_ends_at_models_that_take_such_rows(
     assert_models_take(sorted((app / "nodes").glob("*/state")), made.rows, capsys)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "way",
     [pytest.param(way, id=way.__name__, marks=[] if way in AGREED else slow) for way in AT_SITES],

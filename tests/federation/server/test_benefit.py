@@ -117,6 +117,7 @@ EVIDENCE = HALVES | {
 }
 
 
+@pytest.mark.job
 def test_a_federation_takes_the_weights_that_the_simulation_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

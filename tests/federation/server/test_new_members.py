@@ -74,6 +74,7 @@ def test_a_new_client_with_a_table(tables: Path, tmp_path: Path, capsys: pytest.
     assert "15 of 60 values are categories" in text
 
 
+@pytest.mark.job
 def test_a_new_client_with_texts(tmp_path: Path) -> None:
     def written(name: str, count: int) -> str:
         lines = [

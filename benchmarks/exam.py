@@ -223,9 +223,9 @@ def named_rounds(exam: Exam) -> Numbers:
 
 
 def compare(exam: Exam) -> Numbers:
-    how = {"rivals": False, **exam.kind.options, **exam.settings, "device": exam.device}
+    how = {"rivals": False, **exam.kind.options, **exam.settings, **exam.search, "device": exam.device}
     table = copfl.compare(
-        list(exam.kind.algorithms), exam.kind.data, seeds=[0], out=exam.folder / "compare", rounds=FEW, **how
+        list(exam.kind.algorithms), exam.kind.data, seeds=[0], out=exam.folder / "compare", **how
     )
     return {
         row.entry.label: np.array([list(record.clients.values()) for record in row.outcomes])

@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from copfl.core import tree
-from copfl.engine import features, mapping
+from copfl.core import front, tree
+from copfl.engine import mapping
 from copfl.engine.cuda_graph import WARMUP
 from copfl.experiment import preparation
 
@@ -51,7 +51,7 @@ class Elsewhere(Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> Elsewhere:
-        made: Elsewhere = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Elsewhere = Tensor._make_wrapper_subclass(
             cls,
             held.shape,
             strides=held.stride(),
@@ -63,7 +63,7 @@ class Elsewhere(Tensor):
         made.held = held.detach()
         return made
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"Elsewhere({self.held!r})"
 
     @classmethod
@@ -80,13 +80,13 @@ class Elsewhere(Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return _computed(func, args, kwargs or {})
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Makes what is asked for on the device, as `torch.zeros(3, device="meta")`."""
 
     def __torch_dispatch__(
@@ -120,7 +120,8 @@ def _computed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     found = func(*plain_args, **({**plain, "device": HERE} if asked is not None else plain))
     if not there[0] if func is aten.copy_.default else asked is not None and torch.device(asked) == HERE:
         return args[0] if func is aten.copy_.default else found
-    return return_and_correct_aliasing(func, args, kwargs, tree_map_only(Tensor, Elsewhere, found))
+    wrapped = tree_map_only(Tensor, Elsewhere, found)
+    return return_and_correct_aliasing(func, args, kwargs, wrapped)  # type: ignore[no-untyped-call]
 
 
 class _Recording:
@@ -148,7 +149,7 @@ def elsewhere() -> Iterator[None]:
     run, tensor, asarray = threading.Thread.run, torch.tensor, torch.asarray
 
     def in_thread(thread: threading.Thread) -> None:
-        with _Mode():
+        with _Mode():  # type: ignore[no-untyped-call]
             run(thread)
 
     def of_values(
@@ -169,7 +170,7 @@ def elsewhere() -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch, "tensor", of_values))
         stack.enter_context(mock.patch.object(torch, "asarray", of_storage))
         stack.enter_context(mock.patch.object(mapping, "vmap", recorded))
-        stack.enter_context(mock.patch.dict(features.MEMORY, meta=features.MEMORY["cpu"]))
+        stack.enter_context(mock.patch.dict(front.MEMORY, meta=front.MEMORY["cpu"]))
         stack.enter_context(mock.patch.object(preparation, "device_of", torch.device))
-        stack.enter_context(_Mode())
+        stack.enter_context(_Mode())  # type: ignore[no-untyped-call]
         yield

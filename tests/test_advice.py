@@ -58,9 +58,7 @@ def messages() -> Iterator[tuple[str, str]]:
     """Every text of the library that is no docstring, with its place; of an f-string {} for what is filled in."""
     for path in sorted(SOURCE.rglob("*.py")):
         nodes = list(ast.walk(parsed(path)))
-        first = [
-            node.body[0] for node in nodes if isinstance(getattr(node, "body", None), list) and node.body
-        ]
+        first = [body[0] for node in nodes if isinstance(body := getattr(node, "body", None), list) and body]
         skipped = {id(node.value) for node in first if isinstance(node, ast.Expr)}
         skipped |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
         for node in nodes:

@@ -49,7 +49,7 @@ def test_what_everybody_begins_with_is_no_leak() -> None:
 
 class OwnRecord(NamedTuple):
     w: Tensor
-    count: Tensor
+    count: Tensor  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

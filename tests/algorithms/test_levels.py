@@ -426,8 +426,10 @@ def test_coefficients_are_in_the_units_of_the_columns() -> None:
     assert found.converged
     by_column = {one.column: one for one in found.coefficients}
     assert list(by_column) == ["age", "sex=m", "(intercept)"]
-    assert by_column["age"].value == pytest.approx(0.7, abs=4 * by_column["age"].error)
-    assert 0.002 < by_column["age"].error < 0.02
+    error = by_column["age"].error
+    assert error is not None
+    assert by_column["age"].value == pytest.approx(0.7, abs=4 * error)
+    assert 0.002 < error < 0.02
     assert by_column["sex=m"].value == pytest.approx(5, abs=0.5)
     assert by_column["(intercept)"].value == pytest.approx(100, abs=5)
     (spread,) = found.spreads
@@ -518,6 +520,7 @@ def test_contrasts_and_their_errors_are_those_of_statsmodels(
         warnings.simplefilter("ignore")  # of a coarse search, and of log odds without end
         if is_value:
             site = data.train.group
+            assert site is not None
             fit = MixedLM(data.train.y, design, groups=site).fit(reml=True, method=["powell", "bfgs"])
             same_site = (site[:, None] == site).astype(float)
             covariance = float(fit.cov_re[0, 0]) * same_site + fit.scale * np.eye(len(site))
@@ -554,7 +557,7 @@ def test_a_contrast_that_no_row_determines_has_no_error() -> None:
     columns["score"] = rng.normal(size=200) + (sex == "m")
     data = from_tables([DataTable.of(columns)], "twice", target="score", client="site")
     for shrink in (True, False):
-        how = {"algorithm_options": {"shrink": shrink}, "rivals": False, "rounds": 6}
+        how: dict[str, Any] = {"algorithm_options": {"shrink": shrink}, "rivals": False, "rounds": 6}
         found = copfl.run("levels", data, **how).coefficients
         assert found is not None
         known = {one.column: one.error is not None for one in found.coefficients}

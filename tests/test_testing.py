@@ -93,6 +93,7 @@ PRESETS = [presets.content(name)["algorithm"] for name in presets.names()]
 OPTIONS = [*variants("copfl"), *({k: v for k, v in table.items() if k != "name"} for table in PRESETS)]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("options", OPTIONS, ids=shown)
 def test_copfl_has_no_side_effects_with_any_option_or_preset(options: dict[str, Any]) -> None:
     """That a run can be repeated and the engines agree, with them all: experiment/test_repeatable.py."""

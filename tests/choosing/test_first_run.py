@@ -194,6 +194,7 @@ def test_named_rounds_bound_the_candidates_and_do_not_close_the_choice() -> None
     assert len(result.records) == 3
 
 
+@pytest.mark.job
 def test_a_named_rate_is_for_the_candidates_that_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, trying.SLOPES, trying.TREES)
     result = copfl.run(dataset=sites("class", count=3, rows=30), lr=0.002, rounds=2)
@@ -232,7 +233,7 @@ def test_rivals_that_train_beside_the_methods_change_no_bit(monkeypatch: pytest.
         return beside(e, plan, processes)
 
     monkeypatch.setattr(module, "rivals_beside", watched)
-    alone, with_others = (copfl.run(dataset=sites("step"), workers=workers) for workers in (1, 0))
+    alone, with_others = (copfl.run(dataset=sites("step", rows=60), workers=workers) for workers in (1, 0))
     assert asked == [0, 2]
     assert alone.choice is not None
     assert with_others.choice is not None

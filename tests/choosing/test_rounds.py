@@ -121,6 +121,7 @@ def test_no_test_sample_decides() -> None:
     assert not set(tested[0]) & set(tested[1])
 
 
+@pytest.mark.job
 def test_a_lower_loss_is_found() -> None:
     rounds = with_found_rounds(wine(8)).run.rounds
     losses = dict(evaluate._curve(of_folds(wine(8)), [InMemory() for _ in range(3)]))

@@ -57,6 +57,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 # -- running -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.job
 def test_run_without_options_is_copfl_on_digits(here: Path, capsys: Capture) -> None:
     answer = called(capsys, "run", "--rounds", 2)
     assert (answer.code, answer.err) == (0, "")

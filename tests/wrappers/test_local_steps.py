@@ -162,6 +162,7 @@ def test_an_algorithm_without_steps_refuses_their_number() -> None:
         copfl.complete({"algorithm": {"name": "levels"}, "data": {"name": "heart"}, "run": {"steps": 5}})
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("name", quick(STEPPING))
 def test_every_algorithm_with_local_steps(name: str) -> None:
     """That the engines agree, with clients of unequal size and one round in which half take part."""

@@ -273,6 +273,7 @@ def slow_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(RunFolder, "append", waited)
 
 
+@pytest.mark.job
 @pytest.mark.usefixtures("no_pictures")
 def test_a_time_as_budget_is_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A race of all rounds would take two minutes; what is left out is said before it begins."""
@@ -512,6 +513,7 @@ def test_hints_about_the_data_are_notes_of_the_choice(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.job
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line: list[Any] = [
         "-a",

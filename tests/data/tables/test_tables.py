@@ -362,6 +362,7 @@ def test_a_filled_number_has_a_feature_that_says_so(tmp_path: Path) -> None:
         load(train, target="ill")
 
 
+@pytest.mark.job
 def test_too_many_categories_or_bytes(tmp_path: Path) -> None:
     rows = [{"id": f"u{n}", "x": n, "y": n % 2} for n in range(1300)]
     path = write_csv(tmp_path / "t.csv", rows)

@@ -13,6 +13,7 @@ import pytest
 
 import copfl
 from copfl.experiment import rivals
+from copfl.experiment.analysis.against_rivals import RIVALS
 from copfl.telling import OF_ONE_RUN, heard, logger, to_somebody
 
 run, comparison = logging.getLogger("copfl.experiment.training"), logging.getLogger("copfl.comparison")
@@ -108,6 +109,9 @@ def test_a_run_tells_of_the_rivals_before_it_trains_them(
         "rivals, client 2/2",
     ]
     del said[:]
+    copfl.resume(tmp_path / "run", dataset=data(), log=said.append)
+    assert said == []  # nothing is left to train
+    (tmp_path / "run" / RIVALS.file).unlink()
     copfl.resume(tmp_path / "run", dataset=data(), log=said.append)
     assert any(line.startswith("rivals at 2 clients alone") for line in said)
     del said[:]

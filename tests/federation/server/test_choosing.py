@@ -21,6 +21,7 @@ from copfl.experiment.preparation import prepare
 from copfl.federation.machines.app import init, planned
 from copfl.federation.node.choice import FILE
 from copfl.federation.protocol.choice import LOSS
+from copfl.federation.server.choosing import kept
 from copfl.settings.complete import complete
 from copfl.settings.flat import flattened
 from copfl.settings.toml import Tables

@@ -39,7 +39,7 @@ from copfl.federation.protocol.settings import TrainingSettings
 from copfl.measures.losses import row_losses
 from copfl.rivals.records import CONSTANT, Array
 from copfl.rivals.site import judged_by, site_rivals
-from copfl.verdict.exceptions import site_gains
+from copfl.verdict.drawn import site_gains
 
 FILE = "choice.json"  # in the node's state-dir: the losses of its rows, which stay here
 LEAST_HELD_OUT = 0.5  # of a site's rows: of fewer, the losses would be of the most frequent kind of row alone
@@ -60,7 +60,8 @@ def held_out(settings: TrainingSettings, node: Node, data: NodeData) -> HeldOut:
 
     A sum over all rows, less that over the rows without a fold, is one over the rows of the fold. So the owner's least
     rows hold for each fold by itself: a row that is rare in its fold is always trained on, and one that is rare among
-    those does not count. A site of which hardly half could be held out so trains on all, and reports no loss. Whatever is subtracted from whatever is a sum of such parts.
+    those does not count. A site of which hardly half could be held out so trains on all, and reports no loss. Whatever
+    is subtracted from whatever is a sum of such parts.
 
     Args:
         settings: The federation's.

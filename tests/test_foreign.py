@@ -302,6 +302,7 @@ def run_watched(mark: Path, world: World, calls: list[Callable[[], object]]) -> 
         assert not mark.exists()
 
 
+@pytest.mark.job
 def test_the_watch_sees_what_it_is_for(
     world: World, tmp_path: Path, capsys: Capture, monkeypatch: Any
 ) -> None:

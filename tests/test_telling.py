@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,7 +98,7 @@ def test_a_run_tells_of_the_rivals_before_it_trains_them(
     monkeypatch.setattr("copfl.telling.FIRST", 0)
     monkeypatch.setattr("copfl.telling.INTERVAL", 0)
     said: list[str] = []
-    how = {"clients": 2, "rounds": 1, "out": tmp_path / "run", "log": said.append}
+    how: dict[str, Any] = {"clients": 2, "rounds": 1, "out": tmp_path / "run", "log": said.append}
     copfl.run("fedavg", data(), **how)
     trained = said.index("rivals at 2 clients alone, about 1 s (rivals=False leaves them out)")
     assert said[0].startswith("after the rounds, rivals at 2 clients alone")

@@ -48,7 +48,9 @@ def trained(federation: Federation, method: str, device: str) -> dict[str, Any]:
         "rounds": result.experiment.settings.rounds,
     }
     if result.rivals is not None:
-        found["alone"] = {name: float(np.nanmean(one.tested["accuracy"])) for name, one in result.rivals.values.items()}
+        found["alone"] = {
+            name: float(np.nanmean(one.tested["accuracy"])) for name, one in result.rivals.values.items()
+        }
     if result.choice is not None:
         found["losses"] = result.choice.validated.means
     if result.verdict is not None:

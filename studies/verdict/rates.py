@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-
 from copfl.choosing.drawn import Ints, Moments
 from copfl.choosing.verdict import BETTER, WORSE, corrected_gain
+
 from copfl.rivals.effort import FOLDS
 from copfl.stats import Numbers
 

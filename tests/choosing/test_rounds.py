@@ -121,12 +121,14 @@ def test_no_test_sample_decides() -> None:
     assert not set(tested[0]) & set(tested[1])
 
 
+@pytest.mark.job
 def test_a_lower_loss_is_found() -> None:
     rounds = with_found_rounds(wine(8)).run.rounds
     losses = dict(evaluate._curve(of_folds(wine(8)), [InMemory() for _ in range(3)]))
     assert losses[rounds] == min(losses.values())
 
 
+@pytest.mark.job
 def test_the_temperature_has_the_lowest_log_loss_on_held_out_samples() -> None:
     run = wine(8, lr=1e-3)  # so that its probabilities are not sure enough
     of_run = with_found_rounds(run).run

@@ -371,6 +371,7 @@ def test_rows_that_are_alike_by_chance_are_no_copies() -> None:
     assert (copies(row_hashes(few), columns, site, is_text=True) != np.arange(200)).any()
 
 
+@pytest.mark.job
 @law
 @given(st.integers(0, 10_000))
 def test_rows_that_are_alike_by_chance_are_drawn_one_by_one(seed: int) -> None:

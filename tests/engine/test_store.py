@@ -68,6 +68,7 @@ def same(a: object, b: object) -> bool:
     return all(torch.equal(x, y) for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True))
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "algorithm",
     [pytest.param(COPFL(), marks=slow), COPFL(optimizer=Adam(keep=True)), FedAvg()],
@@ -127,6 +128,7 @@ def test_a_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
         it.put(torch.tensor([0]), tree.repeat(COPFL().client_init(slopes(1.0)), 1))
 
 
+@pytest.mark.job
 def test_a_run_on_disk_that_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
     how: dict[str, Any] = {"rounds": 6, "clients": 6, "participation": 0.5, "checkpoint_every": 2}
     how |= {"store": "disk", "model": "mlp", "model_options": {"width": 4}}

@@ -56,6 +56,7 @@ def of(result: copfl.Result) -> FinalEvaluation:
     return result.final_evaluation
 
 
+@pytest.mark.job
 def test_every_client_has_the_value_of_the_model_that_it_gets(result: copfl.Result) -> None:
     """The oracle: its model is evaluated directly, on its test samples."""
     task, federation = result.experiment.training[:2]
@@ -179,6 +180,7 @@ def test_a_damaged_file_is_an_error(changed: dict[str, Any], tmp_path: Path) -> 
         FINAL.read(tmp_path, 4, 20)
 
 
+@pytest.mark.job
 def test_a_saved_result_has_the_file(result: copfl.Result, tmp_path: Path) -> None:
     assert result.folder is not None
     original = (result.folder / FINAL.file).read_bytes()

@@ -246,6 +246,7 @@ def test_a_folder_that_went_away_is_said(serve: Serve) -> None:
     assert asked(server) == (503, "text/plain; charset=utf-8", b"there is no folder\n")
 
 
+@pytest.mark.job
 def test_the_command_says_where_it_listens_and_ends_with_ctrl_c(run: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         command("watch", run, "--port", "0"),

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,12 +49,12 @@ def some_losses(seed: int, sizes: tuple[int, ...], gain: float = 0.0, spread: fl
     }
 
 
-def verdict_of(losses: Losses, is_rmse: bool = False, draws: int = 200, **how: object) -> Verdict:
+def verdict_of(losses: Losses, is_rmse: bool = False, draws: int = 200, **how: Any) -> Verdict:
     """With the choice of a first run."""
     choose = partial(lowest, alone=ALONE, is_rmse=is_rmse)
     return corrected_gain(
         losses, together=TOGETHER, alone=ALONE, choose=choose, is_rmse=is_rmse, draws=draws, **how
-    )  # type: ignore[arg-type]
+    )
 
 
 def only(found: Moments) -> Ints:
@@ -61,10 +62,10 @@ def only(found: Moments) -> Ints:
     return np.zeros(found.rows.shape, np.int64)
 
 
-def one_each(together: list[list[float]], alone: list[list[float]], **how: object) -> Verdict:
+def one_each(together: list[list[float]], alone: list[list[float]], **how: Any) -> Verdict:
     """With one candidate of each side, so that there is nothing to choose."""
     losses = {name: [np.array(rows) for rows in of] for name, of in (("t", together), ("a", alone))}
-    return corrected_gain(losses, together=["t"], alone=["a"], choose=only, draws=200, **how)  # type: ignore[arg-type]
+    return corrected_gain(losses, together=["t"], alone=["a"], choose=only, draws=200, **how)
 
 
 # the choice on moments

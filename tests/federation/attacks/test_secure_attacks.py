@@ -485,6 +485,7 @@ def test_a_sum_with_many_outputs_is_of_no_single_row(what: str, nodes: Nodes, tm
         assert np.abs(merged).max() > 0.01  # they are learned from, in groups
 
 
+@pytest.mark.job
 def test_products_of_columns_are_of_no_single_row(nodes: Nodes, tmp_path: Path) -> None:
     """The sums of `levels` have a row of products for each column: one that a row alone has was this row."""
     regression = {"samples.kind": "regression", "samples.classes": 1, "algorithm.name": "levels"}
@@ -693,6 +694,7 @@ def test_a_node_that_is_killed_in_a_phase_answers_the_repeated_request(
 # -- what the owner may allow --------------------------------------------------------------------------------
 
 
+@pytest.mark.job
 def test_the_owner_allows_a_number_of_other_cohorts(summed: Nodes) -> None:
     allowed = {n: config | {secure_memory.CHANGES: 1} for n, config in summed.items()}
     with pytest.raises(WireError, match="same upload of this node"):  # the same upload: never

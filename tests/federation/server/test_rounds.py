@@ -51,6 +51,7 @@ from tests.federation.network import (
     simulated,
     write_nodes,
 )
+from tests.kinds import quick
 from tests.toys import only_model
 
 
@@ -96,7 +97,7 @@ def for_algorithm(name: str) -> dict[str, Any]:
 # -- equal to the simulation ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", quick(sorted(ALGORITHMS), others=pytest.mark.job))
 @named_code.scope()
 def test_every_algorithm_ends_where_the_simulation_does(
     name: str, federation: FederatedData, tmp_path: Path

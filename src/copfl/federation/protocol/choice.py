@@ -174,7 +174,7 @@ class InFolds:
     def server_update(self, task: Task, server: Parts, total: Total) -> tuple[Parts, Metrics]:
         blank = blank_samples(task, (task.layout.head_shape[1],))
         sizes = [example_output(one, task, blank, False, 1).upload.sums.numel() for one in self.candidates]
-        sums = total.sums.split([size for size in sizes for _ in range(self.folds)])
+        sums = torch.split(total.sums, [size for size in sizes for _ in range(self.folds)])
         after = [
             one.server_update(task, part, Total(own))[0]
             for (one, _), part, own in zip(self._each, server.parts, sums, strict=True)

@@ -95,6 +95,25 @@ def candidates_in(folder: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
     return () if is_decided else Choice(candidates=str(settings.get(CANDIDATES, ""))).names
 
 
+def is_choice(folder: Path, run: str) -> bool:
+    """Whether a run of the app in a folder measures candidates, and trains nothing."""
+    return bool(_config_of(folder, run).get(CHOOSE))
+
+
+def taken_in(folder: Path, run: str) -> dict[str, str]:
+    """The method that a run of the app in a folder trains, as a key of the run config; none where it is named."""
+    taken = _config_of(folder, run).get(TAKEN)
+    return {TAKEN: str(taken)} if taken else {}
+
+
+def _config_of(folder: Path, run: str) -> dict[str, Any]:
+    path = folder / "runs" / run / "config.json"
+    with raised_as(
+        RunError, f"{path} cannot be used ({{}}); restore it from a copy", OSError, *foreign.DAMAGE
+    ):
+        return dict(foreign.read_json(path)) if path.is_file() else {}
+
+
 def chosen_by(folder: Path, run: str, config: Mapping[str, Any], why: str = "see the log") -> Chosen:
     """What a run with session.choose found, which the app's folder keeps; RunError if it did not end.
 

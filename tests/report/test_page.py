@@ -82,7 +82,14 @@ def test_the_page_opens_with_who_gains_and_what_it_cost(runs: dict[str, Path]) -
         "accuracy 94.0 %; the personal models compared with it: -"
     ) in str(page.of_runs([skewed])[0])
     html = document.render(page.document_of([measured]))
-    assert html.index('id="part-conclusion"') < html.index('class="plot"')
+    # The verdict and its chart first; all else is folded.
+    places = [
+        html.index(part) for part in ('id="plot-verdict"', '<details id="details">', 'id="part-conclusion"')
+    ]
+    assert places == sorted(places)
+    assert '<h2 id="title-verdict">No gain shown.</h2>' in html
+    assert "site 0: no interval, +10.0 points." in html  # for a screen reader
+    assert 'id="details"' not in document.render(page.document_of([run]))
     assert len(html) < 300_000  # the limit is 2 MB
 
 

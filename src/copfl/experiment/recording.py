@@ -191,6 +191,11 @@ class Recording:
         return client_titles(self.client_names)
 
     @property
+    def site_names(self) -> list[str]:
+        """The name of each site, or such as "site 3", for people."""
+        return [f"site {name}" if name == str(n) else name for n, name in enumerate(self.client_names)]
+
+    @property
     def short_names(self) -> list[str]:
         """Such as "3", or "3 (north)", for a table of the terminal."""
         return [

@@ -22,6 +22,7 @@ from copfl.experiment import final
 from copfl.experiment.analysis import against_rivals as of_rivals
 from copfl.experiment.analysis.convergence import got_worse, still_rises
 from copfl.experiment.analysis.gains import EQUAL, constant_text
+from copfl.experiment.answer import answer_of, of_several, section_of
 from copfl.experiment.progress import span
 from copfl.experiment.reading import read_all
 from copfl.experiment.run_record import FINDINGS, RunRecord
@@ -74,7 +75,17 @@ def _document_of(runs: Runs) -> Document:
             for run in runs
         ],
         ended=all(run.ended for run in runs),
+        answer=_answer(runs),
     )
+
+
+def _answer(runs: Runs) -> Section | None:
+    """Whether it pays, for each site of one run; for several runs, which of them."""
+    answers = {run.label: answer_of(run) for run in runs if run.algorithm != "local"}
+    known = {label: found for label, found in answers.items() if found is not None}
+    if len(runs) == 1:
+        return next((section_of(found) for found in known.values()), None)
+    return of_several(known)
 
 
 def sections(runs: Runs) -> list[Section]:

@@ -19,10 +19,10 @@ from copfl.experiment.analysis import against_rivals as of_rivals
 from copfl.experiment.analysis.against_rivals import against
 from copfl.experiment.analysis.convergence import got_worse, still_rises
 from copfl.experiment.analysis.gains import Gains, constant_text
+from copfl.experiment.answer import answer_of
 from copfl.experiment.coefficients import table as coefficients_table
 from copfl.experiment.folder import BASELINE
 from copfl.experiment.progress import span
-from copfl.experiment.verdict import sentences as verdict_sentences
 from copfl.report import contributions
 from copfl.rivals.records import CONSTANT, TITLES
 from copfl.settings.schema import SELECTION
@@ -100,7 +100,9 @@ def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
     experiment = result.experiment
     width = shutil.get_terminal_size((100, 24)).columns if out.isatty() else 100
     if result.verdict is not None:
-        for line in verdict_sentences(result.verdict, result.check):
+        answer = answer_of(result)
+        assert answer is not None
+        for line in (answer.headline, *answer.said):
             print(textwrap.fill(line, width), file=out)
         print(file=out)
     models = "global: the global model; personal: the client's model after local training."

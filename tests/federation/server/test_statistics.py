@@ -243,6 +243,19 @@ def refused(config: dict[str, Any], nodes: list[dict[str, Any]], runs: Path) -> 
     return str(error.value)
 
 
+def test_sums_at_the_end_of_the_range_are_no_statistics(
+    nodes: list[dict[str, Any]], tmp_path: Path, logged: list[str]
+) -> None:
+    """A contract chooses the units of a sum. The server knows the end, where large sites are, and read the small one's.
+
+    So of such values there is no sum at all.
+    """
+    contract = CANDIDATES.replaced({"age": {"minimum": 0.0, "maximum": 1e-7}})
+    with pytest.raises(RunError, match=r"no tables give the sums .* contract's minimum and maximum"):
+        agree(config_of(contract, secure__aggregation=True), nodes, tmp_path / "runs")
+    assert sum("so far out of the contract's minimum" in text for text in logged) == 3
+
+
 @pytest.mark.parametrize("secure", [False, True])
 def test_statistics_are_given_once(secure: bool, nodes: list[dict[str, Any]], tmp_path: Path) -> None:
     """The same question again has the same answer; with another column, row, range or member it has none."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from copfl.algorithms import ALGORITHMS
 from copfl.algorithms.levels import LARGEST as MOST_COEFFICIENTS
-from copfl.choosing.candidates import LEVELS
+from copfl.choosing.candidates import LEVELS, MOST_SLOPES
 from copfl.choosing.first_run import is_open, table_features
 from copfl.data.contract.contract import Contract
 from copfl.data.contract.file import write_contract
@@ -31,6 +31,7 @@ from copfl.federation.policy.refusal import PolicyError
 from copfl.federation.policy.request import refusals
 from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.agreed_samples import samples_of
+from copfl.federation.protocol.choice import TRIED
 from copfl.federation.protocol.proposal import KEY
 from copfl.federation.protocol.settings import prepared
 from copfl.federation.protocol.statistics import terms_of
@@ -179,6 +180,10 @@ def planned(*layers: Layer, preset: str = "", contract: Contract | None = None) 
     if not preset and _suits_levels(run, in_run, dataset):
         of_levels = {"algorithm": {"name": LEVELS}}
         run = complete(of_levels, *in_run, sums_only=sums_only, values=values)
+        names = ",".join(TRIED if table_features(dataset) <= MOST_SLOPES else TRIED[:1])
+        # By time, what is held out is later than the rest, which a node's folds are not.
+        if dataset.train.time is None and not (contract is not None and contract.time):
+            own_tables["choice"] = {"candidates": names} | own_tables["choice"]
     agreed = {} if contract is None else samples_of(contract)
     dataset = with_intervals(dataset, run.task)
     samples = {**samples_like(dataset, run.model), **agreed, **own_tables.pop("samples")}

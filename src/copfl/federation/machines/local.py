@@ -6,6 +6,7 @@
 import contextlib
 import dataclasses
 import json
+import logging
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ from copfl.federation.protocol.app_folder import last_run, read_app
 from copfl.federation.protocol.settings import federation_of, prepared
 from copfl.federation.protocol.statistics import terms_of
 from copfl.federation.server.agreement import AGREE, frozen_by
+from copfl.federation.server.choosing import CHOOSE, TAKEN, candidates_in, chosen_by, kept
 from copfl.federation.server.folder import NEW_CLIENTS, ServerFolder
 from copfl.settings import named_code, toml
 from copfl.settings.complete import complete
@@ -40,6 +42,7 @@ from copfl.settings.flat import flattened, nested
 from copfl.settings.schema import Run
 from copfl.settings.toml import Tables
 
+logger = logging.getLogger(__name__)
 TRIALS = 10**6  # changes of the cohort in secure sums: in a trial all nodes have one owner
 TRIAL = Policy(
     rollback=True, statistics=StatisticsRules(questions=TRIALS), proposals=ProposalRules(members="any")
@@ -187,6 +190,14 @@ def up(
             agreement = {**overrides, "session.run": f"{name}-agree", AGREE: True, "session.resume": False}
             federation.start_run(agreement).wait()
             frozen_by(folder, agreement["session.run"], federation.reason())
+        if not resume and (methods := candidates_in(folder, overrides)):
+            chosen = kept(folder, methods)
+            if chosen is None:
+                choice = {**overrides, "session.run": f"{name}-choice", CHOOSE: True}
+                federation.start_run(choice).wait()
+                chosen = chosen_by(folder, choice["session.run"], choice, federation.reason())
+            logger.info(str(chosen))
+            overrides[TAKEN] = chosen.required()
         process = federation.start_run(overrides)
         yield from follow(federation, process, server_folder, planned.rounds)
 

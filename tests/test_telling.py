@@ -92,6 +92,7 @@ def test_by_default_somebody_hears_it_in_a_notebook_or_a_terminal_alone(
     assert capsys.readouterr().err == "of a notebook\n"
 
 
+@pytest.mark.job
 def test_a_run_tells_of_the_rivals_before_it_trains_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -524,6 +524,12 @@ def test_a_first_model_of_the_servers_choice_is_refused(wire_format: str, nodes:
     chosen.noise[-1] = 0.5
     with pytest.raises(PolicyError, match=r"first model is not the one .* \[first_model\]"):
         chosen.total(ALL)
+    skipped = Malicious(nodes, run="third", round=1, config=how)
+    skipped.total(ALL)  # the first round had no result
+    skipped = Malicious(nodes, run="fourth", round=1, config=how)
+    skipped.noise[-1] = 0.5
+    with pytest.raises(PolicyError, match=r"has seen no earlier round of run fourth.* \[first_model\]"):
+        skipped.total(ALL)
     later = Malicious(nodes, round=1, config=how)
     later.noise[-1] = 0.5
     later.total(ALL)

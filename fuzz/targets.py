@@ -37,6 +37,7 @@ from copfl.data.samples import Dataset
 from copfl.data.sets import datasets
 from copfl.engine import checkpoint
 from copfl.errors import CopflError
+from copfl.experiment import reading as run_reading
 from copfl.experiment import records
 from copfl.experiment.loading import load
 from copfl.federation.node import audit_log, update
@@ -55,7 +56,6 @@ from copfl.federation.server.exchange import ServerRound
 from copfl.federation.server.folder import ServerFolder
 from copfl.federation.server.registry import Registry
 from copfl.federation.server.rounds import TrainingServer, _record, new_server
-from copfl.report import run_data
 from copfl.settings import toml
 from copfl.settings.checking import checked, parameters_of
 from copfl.settings.complete import complete
@@ -492,7 +492,7 @@ def report(data: bytes) -> None:
     original = path.read_bytes()
     try:
         path.write_bytes(data[1:])
-        document.render(page.document_of(run_data.read_all([finished_run()])))
+        document.render(page.document_of(run_reading.read_all([finished_run()])))
     finally:
         path.write_bytes(original)
 

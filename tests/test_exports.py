@@ -68,7 +68,8 @@ def methods_of(called: Any) -> dict[str, Any]:
 def test_the_documentation_names_every_argument(name: str) -> None:
     called = CALLED[name]
     for function in (called, *methods_of(called).values()):
-        documentation = inspect.getdoc(function) or ""
+        bases = inspect.getmro(function)[:-1] if inspect.isclass(function) else (function,)
+        documentation = " ".join(inspect.getdoc(base) or "" for base in bases)  # of inherited fields, too
         arguments = set(inspect.signature(function).parameters) - {"self", "cls"}
         if name.startswith("dataset "):
             arguments -= {"data_dir"}  # of all of them, see `datasets.load`

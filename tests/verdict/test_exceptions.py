@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from copfl.verdict.exceptions import FEWEST_ROWS, are_better, site_gains
+from copfl.verdict import drawn
+from copfl.verdict.drawn import FEWEST_ROWS, site_gains
 
 NAN = np.nan
 Rows = list[np.ndarray]
@@ -18,6 +20,13 @@ def federation(means: list[float], rows: int, seed: int = 0, noise: float = 0.3)
     return [
         own - mean - noise * rng.normal(size=rows) for own, mean in zip(theirs, means, strict=True)
     ], theirs
+
+
+def are_better(ours: Rows, theirs: Rows) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = drawn._are_better(
+        drawn.SiteGains(*(values[None] for values in site_gains(ours, theirs)))
+    )[0]
+    return found
 
 
 def test_a_gain_is_a_fraction_of_both_losses_and_has_at_least_the_pooled_variance() -> None:

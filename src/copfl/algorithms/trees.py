@@ -47,9 +47,8 @@ from copfl.parts.boosting import (
 
 LARGEST = 8_000_000  # numbers of an upload
 ROWS = 16.0  # the sums are of rows / 16, so that more rows fit into the range of a secure sum
-BEFORE = (
-    3  # rounds before the first tree, for the bins: each counts rows in cells that lie where the rows are
-)
+# Rounds before the first tree, for the bins: each counts rows in cells that lie where the rows are.
+BEFORE = 3
 
 
 class Grown(NamedTuple):

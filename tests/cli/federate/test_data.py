@@ -70,7 +70,9 @@ def test_up_says_first_which_sites_data_differ(sites: dict[str, str], tmp_path: 
     north, south = Path(sites["north"]), Path(sites["south"])
     assert local.site_problems(Path("clinic"), [north, south]) == []
     (problem,) = local.site_problems(Path("clinic"), [north, scaled])[:1]
-    assert problem.startswith(f'{scaled}: "age" is 1,000 times what it is in the contract')
+    assert problem.startswith(
+        f'{scaled}: "age" is at least 100 times what it is in the contract, by its range'
+    )
     code, output = call(["federate", "up", "clinic", *("--site", str(north), "--site", str(renamed)) * 2])
     assert code == 2
     assert f'{renamed} cannot be trained on: the column "age" is missing; is it your "Alter"?' in output

@@ -44,6 +44,7 @@ def test_a_row_trains_for_as_many_rounds_as_a_run_finds(tmp_path: Path) -> None:
     assert numbers(beside) == numbers(found)
 
 
+@pytest.mark.job
 def test_they_are_looked_for_once_and_where_nobody_names_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -342,6 +342,7 @@ def test_an_app_that_is_none_is_refused_and_the_node_continues(content: bytes, t
 
 def test_keys_and_certificates_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no key")
+    (tmp_path / "text").chmod(0o600)
     with pytest.raises(UsageError, match="is not a private key"):
         keys.read_key(tmp_path / "text")
     with pytest.raises(UsageError, match="No such file"):

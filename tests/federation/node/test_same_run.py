@@ -93,6 +93,7 @@ def test_an_image_set(tmp_path: Path) -> None:
     assert_same(federated(app, nodes), simulated(run), nodes)
 
 
+@pytest.mark.job
 def test_texts_with_an_adapter(tmp_path: Path) -> None:
     texts = tiny.sentences()
     np.savez(tmp_path / "texts.npz", x=texts.train.x, y=np.array(tiny.CLASSES)[texts.train.y])
@@ -110,6 +111,7 @@ def test_texts_with_an_adapter(tmp_path: Path) -> None:
     assert_same(federated(app, nodes), simulated(run), nodes)
 
 
+@pytest.mark.job
 def test_a_table_of_texts_at_each_node(tmp_path: Path) -> None:
     rows = [(f"word{n % 5} of {n % 3}", ("no", "yes")[n % 2], HOSPITALS[n % 3]) for n in range(60)]
 

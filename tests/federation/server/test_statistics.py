@@ -201,6 +201,7 @@ def test_the_coordinator_freezes_what_the_run_found(tmp_path: Path, monkeypatch:
         deployed.start_run(app, {"session.agree": True})
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("group", ["", "note"])
 def test_validation_rows_teach_no_encoder(group: str, tmp_path: Path) -> None:
     """Means, deviations and categories are of the rows that the run of all tables trains on."""
@@ -240,6 +241,19 @@ def refused(config: dict[str, Any], nodes: list[dict[str, Any]], runs: Path) -> 
     with pytest.raises(RunError, match="the members do not agree") as error:
         agree(config, nodes, runs)
     return str(error.value)
+
+
+def test_sums_at_the_end_of_the_range_are_no_statistics(
+    nodes: list[dict[str, Any]], tmp_path: Path, logged: list[str]
+) -> None:
+    """A contract chooses the units of a sum. The server knows the end, where large sites are, and read the small one's.
+
+    So of such values there is no sum at all.
+    """
+    contract = CANDIDATES.replaced({"age": {"minimum": 0.0, "maximum": 1e-7}})
+    with pytest.raises(RunError, match=r"no tables give the sums .* contract's minimum and maximum"):
+        agree(config_of(contract, secure__aggregation=True), nodes, tmp_path / "runs")
+    assert sum("so far out of the contract's minimum" in text for text in logged) == 3
 
 
 @pytest.mark.parametrize("secure", [False, True])

@@ -18,7 +18,7 @@ from copfl.errors import UsageError
 from copfl.federation.protocol.settings import settings_of
 from tests.federation.network import CONFIG, client_of, farthest, play, simulated, write_nodes
 
-ROUNDS = 9  # of three shared trees; in the last each site grows its own
+ROUNDS = 10  # three for the bins, six of three shared trees; in the last each site grows its own
 CONFIGURED: dict[str, Any] = {
     key: value for key, value in CONFIG.items() if not key.startswith(("optimizer", "model"))
 } | {
@@ -72,6 +72,7 @@ def test_a_federation_grows_the_trees_of_the_simulation(
             assert record["per_client"][name] == pytest.approx(counted, rel=0.01, abs=1100)
 
 
+@pytest.mark.job
 def test_secure_sums_give_the_same_trees(federation: FederatedData, expected: Any, tmp_path: Path) -> None:
     config = CONFIGURED | {"secure.aggregation": True, "session.run": "secure"}
     played = play(config, write_nodes(federation, tmp_path / "nodes"), tmp_path / "runs")

@@ -278,8 +278,10 @@ def _factor(column: Column, values: NDArray[np.float64]) -> str:
             exponent_of_site = next((e for e in exponents if within(values / 10.0**e) > 1 - MOST / 10), 0)
     if not exponent_of_site:
         return ""
-    times = f"{10 ** abs(exponent_of_site):,} times"
-    return f"{times} what it is" if exponent_of_site > 0 else f"1/{10**-exponent_of_site:,} of what it is"
+    power, is_exact = 10 ** abs(exponent_of_site), column.mean is not None and column.deviation is not None
+    if exponent_of_site > 0:
+        return f"{'' if is_exact else 'at least '}{power:,} times what it is"
+    return f"{'' if is_exact else 'at most '}1/{power:,} of what it is"
 
 
 def _is_scaled(column: Column, values: NDArray[np.float64], exponent: int) -> bool:

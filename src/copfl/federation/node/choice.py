@@ -40,7 +40,7 @@ from copfl.federation.protocol.settings import TrainingSettings
 from copfl.measures.losses import row_losses
 from copfl.rivals.records import CONSTANT, Array
 from copfl.rivals.site import judged_by, site_rivals
-from copfl.verdict.exceptions import site_gains
+from copfl.verdict.drawn import site_gains
 
 FILE = "choice.json"  # in the node's state-dir: the losses of its rows, which stay here
 LEAST_HELD_OUT = 0.5  # of a site's rows: of fewer, the losses would be of the most frequent kind of row alone

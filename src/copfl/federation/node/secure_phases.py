@@ -31,7 +31,7 @@ from copfl.federation.protocol import secure_sum
 from copfl.federation.protocol.files import write_json
 from copfl.federation.protocol.keys import is_signed
 from copfl.federation.protocol.messages import Field
-from copfl.federation.protocol.noise import require_noise, sum_noise
+from copfl.federation.protocol.noise import own_key_for, require_noise, sum_noise
 from copfl.federation.protocol.secure_members import Subject, context_of, keys_statement, sum_statement
 from copfl.federation.protocol.secure_sum import PHASES, SMALLEST_COHORT, Keys, Secrets, Words
 from copfl.federation.protocol.settings import Terms
@@ -117,6 +117,20 @@ class Summand(Protocol):
             request: The phase CONSISTENT.
             cohort: The identities of the members whose vectors are in the sum.
         """
+
+
+def hiding_words(request: PhaseRequest, size: int) -> Words:
+    """Random words, the same for the same request: a sum with them is of nothing.
+
+    What a node adds that has nothing to add, or a value out of range. With zeros, or with the end of the range, the sum
+    was that of the other members: settings at which all but the smallest site fail had left this one alone.
+
+    Args:
+        request: The phase MASKED.
+        size: How many.
+    """
+    asked = f"no sum {request.head.run} {request.head.round} {request.session.name}"
+    return secure_sum.stream(own_key_for(request.node.folder, asked.encode()), size, request.settings.rules)
 
 
 PhaseAnswer = tuple[SecureSession, dict[str, Any]]  # the session after a phase, and the fields of the reply

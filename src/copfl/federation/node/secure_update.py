@@ -23,7 +23,7 @@ from copfl.federation.node.halves import compare_halves
 from copfl.federation.node.incoming import decode
 from copfl.federation.node.node import Node
 from copfl.federation.node.secure_memory import RememberedSum, SumMemory, objective_of, rows_of
-from copfl.federation.node.secure_phases import KINDS, Contribution, PhaseRequest, added_up
+from copfl.federation.node.secure_phases import KINDS, Contribution, PhaseRequest, added_up, hiding_words
 from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.halves import HALVES
 from copfl.federation.protocol.messages import Field
@@ -62,7 +62,9 @@ class UpdateSummand:
         if trained.output is None:
             sums = self.nothing(settings, request.head.round)
             _log.warning(
-                "copfl: this node adds nothing to round %d: %s", request.head.round + 1, trained.failure
+                "copfl: this node adds nothing to round %d, which has no result: %s",
+                request.head.round + 1,
+                trained.failure,
             )
         else:
             with torch.no_grad():
@@ -73,8 +75,11 @@ class UpdateSummand:
             if problem := secure_total.problem_of(sums, settings.rules):
                 _log.warning("copfl: what this node adds to round %d: %s", request.head.round + 1, problem)
         fingerprints = " ".join(wire.fingerprint(t) for t in tree.leaves(sums.total))
+        words = secure_total.words_of(sums, settings.rules)
+        if trained.output is None or not secure_total.fits(sums, settings.rules):
+            words = hiding_words(request, len(words))
         return Contribution(
-            secure_total.words_of(sums, settings.rules),
+            words,
             samples,
             hashlib.sha256(fingerprints.encode()).hexdigest(),
             {Field.NOTE: trained.note},
@@ -83,7 +88,7 @@ class UpdateSummand:
         )
 
     def nothing(self, settings: TrainingSettings, round: int) -> secure_total.UploadSums:
-        """What a node adds whose training failed: zeros, also of the weight.
+        """The form of what a node adds whose training failed.
 
         Args:
             settings: The federation's.

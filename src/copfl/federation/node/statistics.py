@@ -8,6 +8,7 @@ allows more. The second pass is answered for the contract and the members of a f
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +27,8 @@ from copfl.federation.node.ledger import Ledger, Release
 from copfl.federation.node.node import Node
 from copfl.federation.node.remembered_rows import remembered
 from copfl.federation.node.secure_memory import Objective, RememberedSum, SumMemory, rows_of
-from copfl.federation.node.secure_phases import KINDS, Contribution, added_up
+from copfl.federation.node.secure_phases import KINDS, Contribution, added_up, hiding_words
+from copfl.federation.protocol import secure_sum
 from copfl.federation.protocol.files import alone, stored, write_json
 from copfl.federation.protocol.messages import Field
 from copfl.federation.protocol.secure_sum import quantised
@@ -181,8 +183,15 @@ class StatisticsSummand:
             packet: The server's message, with the means of the first pass.
         """
         assert isinstance(request.settings, StatisticsTerms)
+        rules = request.settings.rules
         prepared = _prepared(request.settings, request.node, request.head, packet)
-        words, fields = quantised(prepared.vector, request.settings.rules), {Field.STATISTICS: True}
+        words, fields = quantised(prepared.vector, rules), {Field.STATISTICS: True}
+        if not secure_sum.fits(prepared.vector, rules):
+            logging.getLogger("flwr").warning(
+                "copfl: values of this node are so far out of the contract's minimum and maximum that the statistics "
+                "have no result; `copfl site check` says which"
+            )
+            words = hiding_words(request, len(words))
         return Contribution(words, prepared.samples, prepared.upload, fields, lambda: None)
 
     def enter(self, request: secure_phases.PhaseRequest, cohort: frozenset[str]) -> None:

@@ -86,7 +86,17 @@ def with_key(algorithm: SecretNoise, folder: Path, round: int, received: object)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_json(folder / ANSWERED, NoisedRound(round, message)._asdict())
     text = f"{folder.name} {round} {message}".encode()
-    return replace(algorithm, key=hmac.digest(_secret(folder.parent / SECRET), text, "sha256"))
+    return replace(algorithm, key=own_key_for(folder.parent, text))
+
+
+def own_key_for(state: Path, text: bytes) -> bytes:
+    """A key that nobody else can compute: for the same text always the same one.
+
+    Args:
+        state: The node's state-dir.
+        text: What the key is for.
+    """
+    return hmac.digest(_secret(state / SECRET), text, "sha256")
 
 
 def enter_upload(folder: Path, upload: object) -> str:

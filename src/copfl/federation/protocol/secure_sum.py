@@ -119,6 +119,16 @@ def quantised(values: Floats, rules: Rules) -> Words:
     return np.rint(within / rules.step).astype(np.int64).view(np.uint64)
 
 
+def fits(values: Floats, rules: Rules) -> bool:
+    """Whether a sum can have all these values as they are.
+
+    Args:
+        values: The entries of a vector.
+        rules: What all clients of the sum agree on.
+    """
+    return bool((np.abs(values) <= rules.range).all())
+
+
 def problem_of(values: Floats, rules: Rules) -> str:
     """How a sum changes these values by more than its rounding should; empty: it does not.
 
@@ -127,10 +137,10 @@ def problem_of(values: Floats, rules: Rules) -> str:
         rules: What all clients of the sum agree on.
     """
     if not np.isfinite(values).all():
-        return "a value is not finite, and counts as zero; lower the learning rate"
-    if (np.abs(values) > rules.range).any():
+        return "a value is not finite, so the sum has no result; lower the learning rate"
+    if not fits(values, rules):
         remedy = "raise secure.range, lower the learning rate, or set algorithm.weights=equal"
-        return f"a value is above {rules.range:g}, and counts as that; {remedy}"
+        return f"a value is above {rules.range:g}, so the sum has no result; {remedy}"
     rounding = np.rint(values / rules.step) * rules.step - values
     if np.linalg.norm(rounding) > LARGEST_ERROR * np.linalg.norm(values):
         coarse = f"the values are too small for steps of {rules.step:.2g}"

@@ -25,6 +25,7 @@ from copfl.federation.protocol import secure_sum
 from copfl.federation.protocol.choice import InFolds
 from copfl.federation.protocol.secure_sum import LARGEST_ERROR, Floats, Rules, Words, quantised
 
+WHO_KNOWS = "where a member's training failed, or its numbers do not fit, its own log says so"
 REMEDY = "choose another algorithm, or leave secure.aggregation out"
 
 
@@ -71,6 +72,16 @@ def words_of(sums: UploadSums, rules: Rules) -> Words:
         rules: What all clients of the sum agree on.
     """
     return np.concatenate([quantised(_numbers(t), rules) for t in tree.leaves(sums)])
+
+
+def fits(sums: UploadSums, rules: Rules) -> bool:
+    """Whether a sum can have a contribution as it is.
+
+    Args:
+        sums: The node's contribution.
+        rules: What all clients of the sum agree on.
+    """
+    return all(secure_sum.fits(_numbers(t), rules) for t in tree.leaves(sums.total))
 
 
 def problem_of(sums: UploadSums, rules: Rules) -> str:
@@ -149,10 +160,10 @@ def check_weights(sums: UploadSums, clients: int, rules: Rules, *, noised: bool)
             is_weight
             and not -rounding <= float(t.min()) <= float(t.max()) <= clients * rules.range + rounding
         ):
-            raise WireError(f"{path} of the sum is {float(t.min()):g}: no weights give it")
+            raise WireError(f"{path} of the sum is {float(t.min()):g}: no weights give it; {WHO_KNOWS}")
     for name, pair in sums.metrics.items():
         if not -rounding <= float(pair[1]) <= clients + rounding:
-            raise WireError(f"{float(pair[1]):g} of {clients} clients report {name}")
+            raise WireError(f"{float(pair[1]):g} of {clients} clients report {name}; {WHO_KNOWS}")
     weights = [t for path, t in tree.named(sums.total) if path.rpartition(".")[2] in WEIGHT_FIELDS]
     if weights and not any(bool(t.any()) for t in weights):
         raise WireError("the weights of all clients are zero: their logs say why")

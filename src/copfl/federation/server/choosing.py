@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from copfl import foreign
-from copfl.choosing.choice import ERRORS_ALONE
 from copfl.errors import RunError, raised_as
 from copfl.federation.protocol.app_folder import read_app
 from copfl.federation.protocol.choice import ALONE_NAMES, GAIN, LOSS, REPORTS, VARIANCE, names_of
@@ -21,6 +20,7 @@ from copfl.federation.server.folder import ServerFolder
 from copfl.rivals.records import CONSTANT
 from copfl.settings.federation import Choice
 from copfl.settings.flat import flattened, nested
+from copfl.verdict.drawn import ERRORS_ALONE
 
 CHOOSE, TAKEN, CANDIDATES = "session.choose", "session.taken", "choice.candidates"
 FILE = "choice.json"  # in the app's folder

@@ -368,7 +368,8 @@ class TrainingServer:
         if self.federation.secure.change and change > most:
             raise WireError(
                 f"the sum would change the model by {change:.3g}, and {most:.3g} is the most: a member may have "
-                "added other numbers than its update; if all are honest, raise secure.change"
+                "added other numbers than its update; if all are honest, raise secure.change; "
+                f"{secure_total.WHO_KNOWS}"
             )
         return change
 

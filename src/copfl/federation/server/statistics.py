@@ -133,7 +133,24 @@ class StatisticsServer:
                 raise RunError(
                     "too few members revealed their shares; start another run with the same members"
                 )
+            self._require_possible(total)
             return total
+
+    def _require_possible(self, total: Vector) -> None:
+        """RunError if no tables give the sum of a pass: a member whose values do not fit adds random words."""
+        pairs = 2 * len(self.settings.question.numbers)
+        counted = np.concatenate([total[:pairs:2], total[pairs:]])
+        rounding = self.federation.clients * self.settings.rules.step
+        is_possible = (
+            (total[1:pairs:2] >= -rounding)  # squares
+            if self.round
+            else (counted >= -rounding) & (np.abs(counted - np.rint(counted)) <= rounding)
+        )
+        if not is_possible.all():
+            raise RunError(
+                "no tables give the sums of the members: the values of one are far out of the contract's minimum and "
+                "maximum, which its own log says, or it added other numbers"
+            )
 
     def _require_willing(self, now: ServerRound, members: list[int], needed: int) -> None:
         """RunError if so many members declined that the others are too few."""

@@ -115,12 +115,12 @@ def test_the_partition_in_use_is_printed(here: Path, capsys: Capture) -> None:
     np.savez(here / "mine.npz", x=x, y=np.arange(60) % 2, group=group)
     small = ("-d", "mine.npz", "-a", "fedavg", "-r", 1, "--model", "mlp", "--set", "model.width=4")
     natural = "3 clients, partition by_group (natural clients)"
-    answer = called(capsys, "run", *small, "-o", "natural")
-    assert f"Clients: {natural}." in answer.out
+    answer = called(capsys, "run", *small, "--verbose", "-o", "natural")
+    assert f"Sites: {natural}." in answer.out
     assert "2 (west)" in answer.out
     assert natural in json.loads(called(capsys, "run", *small, "--json").out)["partition"]
-    answer = called(capsys, "run", *small, "--partition", "iid", "-n", 2)
-    assert "Clients: 2 clients, partition iid." in answer.out
+    answer = called(capsys, "run", *small, "--verbose", "--partition", "iid", "-n", 2)
+    assert "Sites: 2 clients, partition iid." in answer.out
 
 
 def test_quiet_says_nothing_and_json_says_one_object(here: Path, capsys: Capture) -> None:

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
@@ -42,13 +43,17 @@ from copfl.audit.audit import run_audit
 from copfl.audit.shapley import Sampling
 from copfl.engine.cuda_graph import Recorder
 from copfl.errors import CopflError
+from copfl.experiment import preparation
 from copfl.experiment.export.formats import write
 from copfl.experiment.personalisation import Personalisation
 from copfl.experiment.result import Result
+from copfl.settings import arguments
+from copfl.settings.complete import complete
 from copfl.settings.user_code import as_dataset
+from copfl.telling import heard
 
 CLIENTS, ROWS = 3, 24  # of each client, a fifth of which is test
-MOST = 6  # rounds that a search looks at in the tests; 0: as many as a user's
+MOST = 6  # rounds that a search looks at where two devices are compared; 0: as many as a user's
 FEW = 5  # rounds where they are named: a GPU records the third after a start or a resume, and the last is another kind
 AGREEMENT = 1e-6
 SAME = 1e-4  # of a resumed run, in single precision on a GPU; on a CPU it has the same bytes
@@ -218,9 +223,9 @@ def named_rounds(exam: Exam) -> Numbers:
 
 
 def compare(exam: Exam) -> Numbers:
-    how = {"rivals": False, **exam.kind.options, **exam.settings, "device": exam.device}
+    how = {"rivals": False, **exam.kind.options, **exam.settings, **exam.search, "device": exam.device}
     table = copfl.compare(
-        list(exam.kind.algorithms), exam.kind.data, seeds=[0], out=exam.folder / "compare", rounds=FEW, **how
+        list(exam.kind.algorithms), exam.kind.data, seeds=[0], out=exam.folder / "compare", **how
     )
     return {
         row.entry.label: np.array([list(record.clients.values()) for record in row.outcomes])
@@ -253,6 +258,21 @@ def resume(exam: Exam) -> Numbers:
     if gap > (0 if exam.device == "cpu" else SAME):
         raise Failed(f"a resumed run differs by {gap:.1e}")
     return losses(resumed)
+
+
+def auto(exam: Exam) -> Numbers:
+    """A run that finds its device, by timing both where there are two."""
+    lines: list[str] = []
+    settings = {**exam.kind.options, "rounds": FEW, "rivals": False}
+    tables = arguments.tables(exam.kind.data, settings, exam.kind.algorithms[0])
+    with mock.patch.object(preparation, "WORTH_A_GPU", 0.0), heard(lines.append):
+        found = preparation.on_device(complete(tables)).run.device
+    if found != "cpu" and found != exam.device:
+        raise Failed(f"the device is {found}")
+    if torch.cuda.is_available() and not any("s on cuda" in line for line in lines):
+        raise Failed("the GPU was not timed, or no line says so")
+    exam.path = "; ".join(line for line in lines if line.startswith("device "))
+    return {}
 
 
 class Stopped(Exception):
@@ -315,6 +335,7 @@ WAYS: dict[str, Callable[[Exam], Numbers]] = {
     "export": export,
     "personalize": personalize,
     "audit": audit,
+    "auto": auto,
 }
 TRAINED = ("first run", "named", "named, rounds")  # that are compared between the devices
 # What a kind of data does not support, and a part of the error that it ends in.
@@ -358,7 +379,7 @@ def cell(exam: Exam, way: str) -> Cell:
     except CopflError as error:
         note, passed = str(error), bool(refused) and refused in str(error)
     except Exception as error:  # the other cells are tried too
-        note, passed = f"{type(error).__name__}: {_place(error)}{error}"[:6000], False
+        note, passed = f"{type(error).__name__}: {_place(error)}{error}"[:500], False
     return Cell(exam.kind.name, way, passed, time.perf_counter() - began, exam.path, note)
 
 
@@ -380,7 +401,7 @@ def agreement(kind: Kind, device: str, folder: Path, way: str) -> Cell:
         gap = difference(*found)
         note, passed = f"difference {gap:.1e}", gap < AGREEMENT
     except Exception as error:  # the other cells are tried too
-        note, passed = f"{type(error).__name__}: {_place(error)}{error}"[:6000], False
+        note, passed = f"{type(error).__name__}: {_place(error)}{error}"[:500], False
     return Cell(kind.name, f"agreement, {way}", passed, time.perf_counter() - began, "", note)
 
 

@@ -25,6 +25,7 @@ from hypothesis import settings
 import copfl
 from tests.slow import SLOW
 
+HERE = Path(__file__).parent
 sys.dont_write_bytecode = False  # or the workers of pytest would hand that variable on
 settings.register_profile("copfl", deadline=None, max_examples=25 if SLOW else 12, derandomize=True)
 settings.load_profile("copfl")
@@ -92,8 +93,24 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(processors(), 8)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """`pytest` alone leaves out the jobs; a file, a folder or marks that somebody names get all of theirs."""
+    alone = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.markexpr
+    if alone and not SLOW:
+        config.option.markexpr = "not job"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`pytest -m job` goes into tests/jobs, too."""
+    return False if config.option.markexpr == "job" and collection_path == HERE / "jobs" else None
+
+
+@pytest.hookimpl(tryfirst=True)  # the marks choose what runs
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first: a worker that begins one of them when the others have nothing left lets them wait."""
+    for item in items:
+        if "jobs" in item.path.relative_to(HERE).parts[:1]:
+            item.add_marker("job")
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 

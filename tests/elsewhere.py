@@ -1,8 +1,9 @@
 """A device that this machine does not have, for tests of what must be moved to it: torch's "meta", but with values.
 
-A tensor there has its values in the host's memory and says that it is on the device. What torch refuses for a GPU is an
-error here too: an operation on tensors of both places, and `numpy` of one that is elsewhere. So a `.to(device)` that is
-missing fails on a machine without a GPU.
+A tensor there has its values in the host's memory and says that it is on the device. What torch refuses for a GPU is
+an error here too: an operation on tensors of both places, and `numpy` of one that is elsewhere. From the third round on
+the local updates are as in a recorded CUDA graph, where nothing is copied between the places. So a `.to(device)` that
+is missing, and one that a recording cannot have, fail on a machine without a GPU.
 
     with elsewhere():
         copfl.run("fedavg", data, device="meta")
@@ -25,6 +26,11 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from copfl.core import front, tree
+from copfl.engine import mapping
+from copfl.engine.cuda_graph import WARMUP
+from copfl.experiment import preparation
+
 HERE, THERE = torch.device("cpu"), torch.device("meta")
 aten = torch.ops.aten
 COPIES = (aten._to_copy.default, aten.copy_.default, aten._local_scalar_dense.default)
@@ -45,7 +51,7 @@ class Elsewhere(Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> Elsewhere:
-        made: Elsewhere = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Elsewhere = Tensor._make_wrapper_subclass(
             cls,
             held.shape,
             strides=held.stride(),
@@ -57,7 +63,7 @@ class Elsewhere(Tensor):
         made.held = held.detach()
         return made
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Elsewhere({self.held!r})"
 
     @classmethod
@@ -74,13 +80,13 @@ class Elsewhere(Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return _computed(func, args, kwargs or {})
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Makes what is asked for on the device, as `torch.zeros(3, device="meta")`."""
 
     def __torch_dispatch__(
@@ -99,28 +105,51 @@ def _computed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     tensors = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
     there = [isinstance(t, Elsewhere) for t in tensors]
     asked = kwargs.get("device")
-    may_mix = all(there) or func in COPIES or (func in INDEXED and there[0])
-    if not may_mix and any(t.dim() for t, one in zip(tensors, there, strict=True) if not one):
+    is_allowed = all(there) or func in COPIES or (func in INDEXED and there[0])
+    if not is_allowed and any(t.dim() for t, one in zip(tensors, there, strict=True) if not one):
         raise RuntimeError(
             f"{func}: Expected all tensors to be on the same device, but found cpu and {THERE}"
         )
+    if (
+        _Recording.on
+        and func in COPIES
+        and not (all(there) and (asked is None or torch.device(asked) == THERE))
+    ):
+        raise RuntimeError(f"{func}: Cannot copy between cpu and {THERE} during CUDA graph capture")
     plain_args, plain = tree_map_only(Elsewhere, lambda t: t.held, (args, kwargs))
     found = func(*plain_args, **({**plain, "device": HERE} if asked is not None else plain))
     if not there[0] if func is aten.copy_.default else asked is not None and torch.device(asked) == HERE:
         return args[0] if func is aten.copy_.default else found
-    return return_and_correct_aliasing(func, args, kwargs, tree_map_only(Tensor, Elsewhere, found))
+    wrapped = tree_map_only(Tensor, Elsewhere, found)
+    return return_and_correct_aliasing(func, args, kwargs, wrapped)  # type: ignore[no-untyped-call]
+
+
+class _Recording:
+    """Whether what is computed would be recorded as a CUDA graph."""
+
+    on = False
+
+    def __init__(self) -> None:
+        self.calls: dict[object, int] = {}
+
+    def __call__(self, f: Callable[[Any], Any], inputs: Any, variant: object) -> Any:
+        """f of the inputs, as `copfl.engine.cuda_graph.Recorder` calls it."""
+        is_there = isinstance(tree.leaves(inputs)[0], Elsewhere)
+        self.calls[variant] = self.calls.get(variant, 0) + 1
+        _Recording.on = is_there and self.calls[variant] > WARMUP
+        try:
+            return f(inputs)
+        finally:
+            _Recording.on = False
 
 
 @contextlib.contextmanager
 def elsewhere() -> Iterator[None]:
     """Inside, runs can be on the device "meta"."""
-    from copfl.engine import features
-    from copfl.experiment import preparation
-
     run, tensor, asarray = threading.Thread.run, torch.tensor, torch.asarray
 
     def in_thread(thread: threading.Thread) -> None:
-        with _Mode():
+        with _Mode():  # type: ignore[no-untyped-call]
             run(thread)
 
     def of_values(
@@ -128,6 +157,9 @@ def elsewhere() -> Iterator[None]:
     ) -> Tensor:  # torch would make it without them
         is_there = device is not None and torch.device(device) == THERE
         return Elsewhere(tensor(data, **kwargs)) if is_there else tensor(data, device=device, **kwargs)
+
+    def recorded(chunk: int = 64) -> mapping.Mapping:
+        return mapping.Mapping("vmap", chunk, mapping.batched, _Recording())
 
     def of_storage(*args: Any, **kwargs: Any) -> Tensor:  # as safetensors reads a file
         with _disable_current_modes():
@@ -137,7 +169,8 @@ def elsewhere() -> Iterator[None]:
         stack.enter_context(mock.patch.object(threading.Thread, "run", in_thread))
         stack.enter_context(mock.patch.object(torch, "tensor", of_values))
         stack.enter_context(mock.patch.object(torch, "asarray", of_storage))
-        stack.enter_context(mock.patch.dict(features.MEMORY, meta=features.MEMORY["cpu"]))
+        stack.enter_context(mock.patch.object(mapping, "vmap", recorded))
+        stack.enter_context(mock.patch.dict(front.MEMORY, meta=front.MEMORY["cpu"]))
         stack.enter_context(mock.patch.object(preparation, "device_of", torch.device))
-        stack.enter_context(_Mode())
+        stack.enter_context(_Mode())  # type: ignore[no-untyped-call]
         yield

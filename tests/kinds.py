@@ -1,7 +1,7 @@
 """The algorithms that stand for all of them in the quick suite; with COPFL_SLOW=1 each stands for itself.
 
-What one algorithm could break alone, the contract, a run on machines and a message, is tested with every algorithm
-in every run of the suite: tests/test_testing.py, tests/federation/server/test_rounds.py, tests/test_wire.py.
+What one algorithm could break alone, the contract, a run on machines and a message, CI tests with every algorithm,
+those that are no kind in its jobs: tests/test_testing.py, tests/federation/server/test_rounds.py, tests/test_wire.py.
 Matrices of all algorithms times something else test that something, which sees no more of an algorithm than its kind.
 """
 
@@ -22,11 +22,14 @@ KINDS = (
 )
 
 
-def quick(names: Iterable[str], kinds: Collection[str] = KINDS) -> list[Any]:
+def quick(
+    names: Iterable[str], kinds: Collection[str] = KINDS, others: pytest.MarkDecorator = slow
+) -> list[Any]:
     """The parameters of a test of these algorithms, of which the quick suite runs the kinds.
 
     Args:
         names: Of all algorithms of the test.
         kinds: Those that always run.
+        others: The mark of those that do not: `pytest.mark.job` if CI shall run them.
     """
-    return [pytest.param(name, marks=[] if name in kinds else slow) for name in names]
+    return [pytest.param(name, marks=[] if name in kinds else others) for name in names]

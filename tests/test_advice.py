@@ -58,22 +58,18 @@ def messages() -> Iterator[tuple[str, str]]:
     """Every text of the library that is no docstring, with its place; of an f-string {} for what is filled in."""
     for path in sorted(SOURCE.rglob("*.py")):
         nodes = list(ast.walk(parsed(path)))
-        first = [
-            node.body[0] for node in nodes if isinstance(getattr(node, "body", None), list) and node.body
-        ]
+        first = [body[0] for node in nodes if isinstance(body := getattr(node, "body", None), list) and body]
         skipped = {id(node.value) for node in first if isinstance(node, ast.Expr)}
         skipped |= {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
         for node in nodes:
-            place = f"{path.relative_to(SOURCE)}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.JoinedStr):
-                yield (
-                    place,
-                    "".join(
-                        str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values
-                    ),
-                )
+                parts = (str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+                text = "".join(parts)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
-                yield place, node.value
+                text = node.value
+            else:
+                continue
+            yield f"{path.relative_to(SOURCE)}:{node.lineno}", text
 
 
 def test_options_and_commands_that_messages_name_exist() -> None:

@@ -305,6 +305,7 @@ def run_watched(mark: Path, world: World, calls: list[Callable[[], object]]) -> 
         assert not mark.exists()
 
 
+@pytest.mark.job
 def test_the_watch_sees_what_it_is_for(
     world: World, tmp_path: Path, capsys: Capture, monkeypatch: Any
 ) -> None:
@@ -475,6 +476,7 @@ def test_a_hostile_table_of_a_comparison(world: World, mark: Path, tmp_path: Pat
         run_watched(mark, world, [partial(command_ends, capsys, "report", folder)])
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "file", ["run.toml", "rounds.jsonl", "timing.jsonl", "partition.json", "environment.json"]
 )
@@ -549,6 +551,7 @@ def one_toml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign, "toml_of", lambda text: copy.deepcopy(parse(text)))
 
 
+@pytest.mark.job
 @pytest.mark.usefixtures("one_toml")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that no run has
 @pytest.mark.parametrize(

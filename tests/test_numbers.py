@@ -62,14 +62,19 @@ def degenerate(name: str, parts: tuple[tuple[int, ...], ...], **more: Any) -> Re
     return copfl.run(name, samples(), partition=Partition(indices, indices, "by hand"), batch=64, **how)
 
 
-# Every algorithm where a variance, a split or a batch of one client can be none at all; the others of their kinds.
+# Every algorithm where a variance, a split or a batch of one client can be none at all, as a job; the others of their
+# kinds.
 HARDEST = "one sample each"
 
 
 @pytest.mark.parametrize(
     ("name", "federation"),
     [
-        pytest.param(name, federation, marks=[] if federation == HARDEST or name in KINDS else slow)
+        pytest.param(
+            name,
+            federation,
+            marks=[] if name in KINDS else pytest.mark.job if federation == HARDEST else slow,
+        )
         for name in WITHOUT_ADAPTERS
         for federation in FEDERATIONS
     ],

@@ -347,6 +347,7 @@ def test_methods_may_be_a_generator_and_values_an_array(tmp_path: Path) -> None:
     assert [row.label for row in table.rows] == ["fedavg", "local"]
 
 
+@pytest.mark.job
 def test_a_choice_on_data_of_a_program_is_made_again(tmp_path: Path) -> None:
     how: dict[str, Any] = {"clients": 2, "rounds": 2, "budget": 8, "out": tmp_path, "rivals": False}
     first, again = (copfl.choose(["fedavg", "local"], (X, Y), **how) for _ in range(2))

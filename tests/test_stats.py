@@ -170,6 +170,7 @@ def test_interval_over_clients_is_the_normal_one_for_many_clients() -> None:
     assert found == pytest.approx((mean - 1.96 * error, mean + 1.96 * error), abs=0.1 * error)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("are_same", [True, False])
 def test_clients_without_a_difference_are_seldom_told_apart_in_several_seeds(are_same: bool) -> None:
     """Hospitals are the same in every seed: five seeds of six hospitals are not thirty hospitals."""

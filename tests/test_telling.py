@@ -6,12 +6,14 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import copfl
 from copfl.experiment import rivals
+from copfl.experiment.analysis.against_rivals import RIVALS
 from copfl.telling import OF_ONE_RUN, heard, logger, to_somebody
 
 run, comparison = logging.getLogger("copfl.experiment.training"), logging.getLogger("copfl.comparison")
@@ -90,6 +92,7 @@ def test_by_default_somebody_hears_it_in_a_notebook_or_a_terminal_alone(
     assert capsys.readouterr().err == "of a notebook\n"
 
 
+@pytest.mark.job
 def test_a_run_tells_of_the_rivals_before_it_trains_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -97,7 +100,7 @@ def test_a_run_tells_of_the_rivals_before_it_trains_them(
     monkeypatch.setattr("copfl.telling.FIRST", 0)
     monkeypatch.setattr("copfl.telling.INTERVAL", 0)
     said: list[str] = []
-    how = {"clients": 2, "rounds": 1, "out": tmp_path / "run", "log": said.append}
+    how: dict[str, Any] = {"clients": 2, "rounds": 1, "out": tmp_path / "run", "log": said.append}
     copfl.run("fedavg", data(), **how)
     trained = said.index("rivals at 2 clients alone, about 1 s (rivals=False leaves them out)")
     assert said[0].startswith("after the rounds, rivals at 2 clients alone")
@@ -107,6 +110,9 @@ def test_a_run_tells_of_the_rivals_before_it_trains_them(
         "rivals, client 2/2",
     ]
     del said[:]
+    copfl.resume(tmp_path / "run", dataset=data(), log=said.append)
+    assert said == []  # nothing is left to train
+    (tmp_path / "run" / RIVALS.file).unlink()
     copfl.resume(tmp_path / "run", dataset=data(), log=said.append)
     assert any(line.startswith("rivals at 2 clients alone") for line in said)
     del said[:]

@@ -20,6 +20,7 @@ from copfl.parts.averaging import Server, Total
 from copfl.settings import presets
 from copfl.settings.checking import with_options
 from copfl.testing import LAWS, algorithm_checks, check_algorithm
+from tests.kinds import quick
 from tests.options import shown, variants
 from tests.slow import slow
 
@@ -28,7 +29,7 @@ from tests.slow import slow
 FEWER = {"fedrep": {"head_epochs": 2}, "fedbabu": {"tune_epochs": 2}, "pfedme": {"inner_steps": 2}}
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", quick(ALGORITHMS, others=pytest.mark.job))
 def test_every_algorithm_obeys_the_contract(name: str) -> None:
     """In two rounds: the first, and one that begins where a round ended; with clients of one batch and of two."""
     check_algorithm(ALGORITHMS[name](**FEWER.get(name, {})), rounds=2, batch=6)
@@ -48,7 +49,7 @@ def test_what_everybody_begins_with_is_no_leak() -> None:
 
 class OwnRecord(NamedTuple):
     w: Tensor
-    count: Tensor
+    count: Tensor  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ PRESETS = [presets.content(name)["algorithm"] for name in presets.names()]
 OPTIONS = [*variants("copfl"), *({k: v for k, v in table.items() if k != "name"} for table in PRESETS)]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("options", OPTIONS, ids=shown)
 def test_copfl_has_no_side_effects_with_any_option_or_preset(options: dict[str, Any]) -> None:
     """That a run can be repeated and the engines agree, with them all: experiment/test_repeatable.py."""

@@ -359,6 +359,7 @@ def test_no_personal_coordinate_is_in_the_bytes() -> None:
 # -- sizes ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.job
 def test_resnet18_at_half_budget_uploads_half() -> None:
     """A round once half of all entries are personal, against FedAvg's upload in fp32."""
     layout = layout_of(models.build("resnet18", (3, 32, 32), 10, seed=0))

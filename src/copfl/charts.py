@@ -23,6 +23,7 @@ Value = float | None  # None: not measured
 Figure = dict[str, Any]  # for report/templates/draw.js
 
 MOST_INCHES = 100.0  # of a picture's width or height: matplotlib draws at most 65,536 points, 200 to an inch
+MOST_ROWS = 20  # of a chart of gains; of more sites the middle is folded
 MISSING = "pictures need matplotlib, which is not installed; `pip install 'copfl[plots]'` installs it"
 # Okabe and Ito's colours, which colour-blind people can distinguish. page.css has them as var(--c0) to
 # var(--c7), in a variant for light and one for dark.
@@ -71,7 +72,7 @@ class Dots(NamedTuple):
     unit: str = ""
     digits: int = 1
     zero: bool = False  # whether a line marks zero
-    row_title: str = "client"
+    row_title: str = "site"
 
 
 class Heat(NamedTuple):
@@ -87,7 +88,7 @@ class Heat(NamedTuple):
     x_title: str
     unit: str = ""
     digits: int = 1
-    row_title: str = "client"
+    row_title: str = "site"
     zero: bool = False  # whether the colours begin at zero
     low_is_bright: bool = False  # the colours are reversed: of a metric that is better when low
     centre: Value = None  # where two scales of colours meet
@@ -107,6 +108,39 @@ class Tree(NamedTuple):
     places: Sequence[float]  # from the left, 0 to 1
 
 
+class GainRow(NamedTuple):
+    """A gain with its interval, and what it means in words; nan: not known."""
+
+    label: str
+    gain: float
+    low: float
+    high: float
+    words: str
+    mark: str = ""  # ▲, ▼ or = beside the words, so that no colour is needed
+
+
+class GainChart(NamedTuple):
+    """Does it pay? A row per site: a dot with its interval, a line at zero between two named sides, and words."""
+
+    name: str
+    title: str  # the answer, a sentence
+    about: str
+    rows: Sequence[GainRow]
+    x_title: str
+    mean: GainRow | None = None  # below the others; None: there is one row, or rows have no mean
+    folded: int = 0  # rows that are left out in the middle
+    digits: int = 1
+    unit: str = ""
+    row_title: str = "site"
+    left: str = "alone is better"
+    right: str = "together is better"
+
+    @property
+    def shown(self) -> list[GainRow]:
+        """The rows, with the mean below them."""
+        return [*self.rows, *([] if self.mean is None else [self.mean])]
+
+
 class Swarm(NamedTuple):
     """A row per algorithm with many dots per series, and a bar at their mean. Pictures only."""
 
@@ -117,7 +151,7 @@ class Swarm(NamedTuple):
     title: str = ""
 
 
-Chart = Lines | Dots | Heat | Tree
+Chart = Lines | Dots | Heat | Tree | GainChart
 Panels = Sequence[Sequence[Chart | Swarm]]  # [rows][columns] of a picture
 
 
@@ -143,6 +177,17 @@ def mean_curve(name: str, curves: Sequence[Mapping[int, Value]], place: int, fac
     mean, spread = values.mean(0), values.std(0, ddof=1) if len(curves) > 1 else None
     low, high = ([], []) if spread is None else (values_of(mean - spread), values_of(mean + spread))
     return Line(name, values_of(mean), low, high, colour=place, dash=place // len(COLOURS), x=rounds)
+
+
+def folded(
+    rows: Sequence[GainRow],
+) -> tuple[list[GainRow], int]:
+    """The rows as they are; of more than MOST_ROWS, the best and the worst ones, and how many are left out."""
+    left_out = max(0, len(rows) - MOST_ROWS)
+    if not left_out:
+        return list(rows), 0
+    ordered = sorted(rows, key=lambda row: (np.isnan(row.gain), -row.gain))
+    return [*ordered[: MOST_ROWS // 2], *ordered[-(MOST_ROWS // 2) :]], left_out
 
 
 # matplotlib
@@ -194,6 +239,8 @@ def _drawn(panels: Panels, title: str) -> Picture:
                 _image(axes, chart)
             elif isinstance(chart, Tree):
                 _nodes(axes, chart)
+            elif isinstance(chart, GainChart):
+                _gains(axes, chart)
             else:
                 _markers(axes, chart)
             if column and isinstance(chart, Swarm | Dots):  # the rows are those of the first column
@@ -224,6 +271,8 @@ def _inches(panels: Panels) -> tuple[float, float]:
             1.3 * max(map(chart.levels.count, chart.levels), default=1),
             1.0 * (1 + max(chart.levels, default=0)),
         )
+    elif isinstance(chart, GainChart):
+        panel = 6.4, 1.5 + 0.26 * (len(chart.shown) + bool(chart.folded))
     elif isinstance(chart, Heat) and chart.texts:
         panel = 0.6 + 0.95 * len(chart.columns), 1.0 + 0.55 * len(chart.rows)
     else:
@@ -270,6 +319,51 @@ def _markers(axes: Axes, chart: Dots | Swarm) -> None:
     axes.set_yticks(*_ticks(chart.rows, 40))
     axes.set(xlabel=chart.x_title, ylim=(len(chart.rows) - 0.5, -0.5))
     axes.grid(alpha=0.3, axis="x")
+
+
+ALONE, TOGETHER = "#faeee5", "#e6f2ec"  # the two sides of zero
+ALONE_INK, TOGETHER_INK = "#a33d00", "#006b4e"  # their names
+
+
+def _gains(axes: Axes, chart: GainChart) -> None:
+    rows, fold = chart.shown, len(chart.rows) // 2 if chart.folded else len(chart.rows)
+    heights = [place + (chart.folded > 0 and place >= fold) for place in range(len(rows))]
+    bottom = heights[-1] + 0.6 if heights else 1.0
+    ends = _numbers([value for row in rows for value in row[1:4]])
+    ends = np.append(ends[np.isfinite(ends)], 0.0)
+    room = 0.06 * (float(np.ptp(ends)) or 1.0)
+    low, high = float(ends.min()) - room, float(ends.max()) + room
+    axes.set(xlim=(low, high), ylim=(bottom, -0.7), xlabel=textwrap.fill(chart.x_title, 90))
+    axes.axvspan(low, 0, color=ALONE, zorder=0, linewidth=0)
+    axes.axvspan(0, high, color=TOGETHER, zorder=0, linewidth=0)
+    axes.axvline(0, color="#222222", linewidth=1.2)
+    # Each name at its own end; where its side is narrow it goes on outside of the frame, and not over the other.
+    sides: Any = {"transform": axes.transAxes, "fontsize": 8}
+    axes.text(0, 1.02, f"◀ {chart.left}", color=ALONE_INK, ha="left", **sides)
+    axes.text(1, 1.02, f"{chart.right} ▶", color=TOGETHER_INK, ha="right", **sides)
+    for height, row in zip(heights, rows, strict=True):
+        is_mean = row is chart.mean
+        colour = "#111111" if is_mean else COLOURS[0]
+        if np.isfinite([row.low, row.high]).all():
+            axes.hlines(height, row.low, row.high, color=colour, linewidth=3 if is_mean else 2.2)
+        if np.isfinite(row.gain):
+            axes.plot(row.gain, height, "D" if is_mean else "o", color=colour, markersize=6 if is_mean else 7)
+        weight = "bold" if is_mean else "normal"
+        words: Any = {
+            "transform": axes.get_yaxis_transform(),
+            "va": "center",
+            "fontsize": 8,
+            "color": "#333333",
+        }
+        value = f"{row.gain:+z.{chart.digits}f}".replace("-", "−") if np.isfinite(row.gain) else ""
+        axes.text(1.13, height, value, ha="right", **words)
+        axes.text(1.15, height, f"{row.mark} {row.words}".strip(), **words)
+        axes.text(-0.02, height, row.label, ha="right", weight=weight, **words)
+    if chart.folded:
+        axes.text(0.5, fold, f"… {chart.folded} more between …", ha="center", **words)
+    axes.set_yticks([])
+    for side in ("left", "right", "top"):
+        axes.spines[side].set_visible(False)
 
 
 def _swarm(axes: Axes, chart: Swarm) -> None:
@@ -341,6 +435,9 @@ def _numbers(values: Sequence[Value]) -> np.ndarray[Any, np.dtype[np.float64]]:
 def figure(chart: Chart) -> Figure:
     """The record from which report/templates/draw.js draws the chart."""
     content = chart._asdict()
+    if isinstance(chart, GainChart):
+        content["rows"] = [row._asdict() for row in chart.shown]
+        content["mean"] = chart.mean is not None
     for name in ("title", "about", "texts"):
         content.pop(name, None)
     for name in ("lines", "series"):

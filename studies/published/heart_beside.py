@@ -19,7 +19,7 @@ import copfl
 from copfl.data.samples import Dataset
 from copfl.data.tables.columns import DataTable
 from copfl.data.tables.tables import from_tables
-from copfl.rivals import file as rivals_file
+from copfl.experiment.analysis.against_rivals import RIVALS
 from copfl.rivals.records import Rivals
 from copfl.tables import Table, as_markdown
 from studies.published.flamby_heart import divided, table_of_flamby
@@ -56,7 +56,7 @@ def measured(seeds: int, budget: str) -> dict[str, list[Means]]:
         print(f"seed {seed}: the default took {result.choice.federation}", flush=True)
     with tempfile.TemporaryDirectory() as out:
         choice = copfl.choose(dataset=dataset, budget=budget, out=out)
-        rivals = rivals_file.read(Path(out) / "chosen")
+        rivals = RIVALS.read(Path(out) / "chosen")
         print(f"choose took {choice.rival or choice.chosen}", flush=True)
     if rivals is not None:
         found["copfl choose"] = [means(rivals, choice.rival)]

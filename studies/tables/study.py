@@ -17,8 +17,8 @@ import copfl
 from copfl.core import Task, tree
 from copfl.core.evaluation import predicted
 from copfl.core.task import Personal
+from copfl.experiment.analysis.against_rivals import RIVALS
 from copfl.experiment.probabilities import Probabilities
-from copfl.rivals import file as rivals_file
 from copfl.rivals.site import judged_by
 
 DATA = "studies.tables.federations:natural"
@@ -75,7 +75,7 @@ def record(job: Job, folder: Path | None) -> dict[str, Any]:
                 out=out,
                 code=["studies.tables.federations"],
             )
-            rivals = rivals_file.read(Path(out) / "chosen")
+            rivals = RIVALS.read(Path(out) / "chosen")
             trained, probabilities = choice.rival or choice.chosen, None
     else:
         options: dict[str, Any] = {"threads": 1, "workers": 1, "seed": job.split, **METHODS[job.method]}

@@ -27,6 +27,7 @@ def test_tuning_one_part_leaves_the_other_as_it_was_uploaded() -> None:
     assert output.trained[1] > output.upload.w[1]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("keep", [False, True])
 def test_the_federation_is_fedavgs_whatever_is_tuned(keep: bool) -> None:
     optimizer = Sgd(keep=keep)

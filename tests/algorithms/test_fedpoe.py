@@ -91,6 +91,7 @@ def test_shares_add_up_and_without_a_rate_stay() -> None:
         assert fixed is (rate == 0)
 
 
+@pytest.mark.job
 def test_the_server_stores_a_model_every_period_and_drops_the_oldest() -> None:
     task, federation = slopes(0.0), federation_of(([[1.0]], [1]), ([[-2.0]], [1]))
     means, births = [0.0], []

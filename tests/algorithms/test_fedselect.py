@@ -109,6 +109,7 @@ class EveryOther(FedAvg):
         return super().client_update(task, client, down, data, plan[1::2])
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("optimizer", [Sgd(), Mamo(), Sgd(keep=True)])
 def test_at_rate_zero_it_is_fedavg_over_every_other_pass(optimizer: Optimizer) -> None:
     """Without masks the personal pass moves nothing (Adam's step count would move), and equal clients count equally."""

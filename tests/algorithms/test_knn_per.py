@@ -200,6 +200,7 @@ def test_the_card_says_whose_samples_a_model_remembers(tmp_path: Path) -> None:
     assert sentence in (bundle.save(tmp_path / "sent") / "README.md").read_text()
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("algorithm", ["knn_per", "feddpa"])
 def test_a_mixture_of_somebody_else_predicts_or_is_one_error(algorithm: str, tmp_path: Path) -> None:
     """Whatever shapes its memory, its shares and its features have."""

@@ -167,6 +167,7 @@ def dense_criterion(rows: Rows, log_ratios: Sequence[float], log_prior: float) -
     return float(volume + spare * np.log(rows.y @ projected @ rows.y))
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("varying", ["intercept", "all"])
 def test_variances_have_the_highest_restricted_likelihood(varying: str) -> None:
     """Of intercepts, of slopes where they vary, and of the prior of the common slopes."""
@@ -186,6 +187,7 @@ def test_variances_have_the_highest_restricted_likelihood(varying: str) -> None:
     assert [*np.exp(ratios), np.exp(prior)] == pytest.approx(np.exp(best.x), rel=1e-3, abs=1e-4)
 
 
+@pytest.mark.job
 def test_two_values_are_two_models() -> None:
     rows = values()
     both = Rows(rows.x, np.column_stack([rows.y, rows.y[::-1]]))
@@ -212,6 +214,7 @@ def penalised_loss(
     return loss + (beta[:, :-1] ** 2).sum() / variances.log_prior.exp().sum() / 2 if shrink else loss
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(("classes", "shrink"), [(2, False), (2, True), (3, True)])
 def test_classes_have_the_highest_penalised_likelihood(classes: int, shrink: bool) -> None:
     """Coefficients and effects of all sites together, for the variances that were found."""
@@ -232,6 +235,7 @@ def test_classes_have_the_highest_penalised_likelihood(classes: int, shrink: boo
     assert found.changes[-1] < 1e-7
 
 
+@pytest.mark.job
 def test_the_variance_of_classes_is_that_of_the_working_model() -> None:
     """Penalised quasi-likelihood: the restricted likelihood of the working response, by dense matrices."""
     rows = labelled()
@@ -257,6 +261,7 @@ def test_the_variance_of_classes_is_that_of_the_working_model() -> None:
     assert np.log(found.ratio.item()) == pytest.approx(best.x[0], abs=1e-4)
 
 
+@pytest.mark.job
 def test_labels_are_models_of_two_classes() -> None:
     rows = labelled()
     both = Rows(rows.x, np.column_stack([rows.y, 1 - rows.y]).astype(np.float32))
@@ -294,6 +299,7 @@ def test_one_site_or_many_have_the_same_equations_without_levels() -> None:
     assert found.coefficients.ravel() == pytest.approx(pooled, abs=1e-3)
 
 
+@pytest.mark.job
 def test_secure_sums_agree_within_their_step() -> None:
     rows = values()
     task, federation = task_for("regression", 1), federation_of(rows, "regression", "y")
@@ -390,6 +396,7 @@ def test_alone_the_prior_is_that_of_the_sites_own_rows() -> None:
     assert own.coefficients.flatten().tolist() == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.job
 def test_a_run_compares_with_each_site_alone(tmp_path: Path) -> None:
     result = copfl.run("levels", "heart", local_baseline=True, rivals=False, out=tmp_path / "run")
     alone = copfl.run("levels", "heart", rivals=False, algorithm_options={"alone": True})
@@ -419,8 +426,10 @@ def test_coefficients_are_in_the_units_of_the_columns() -> None:
     assert found.converged
     by_column = {one.column: one for one in found.coefficients}
     assert list(by_column) == ["age", "sex=m", "(intercept)"]
-    assert by_column["age"].value == pytest.approx(0.7, abs=4 * by_column["age"].error)
-    assert 0.002 < by_column["age"].error < 0.02
+    error = by_column["age"].error
+    assert error is not None
+    assert by_column["age"].value == pytest.approx(0.7, abs=4 * error)
+    assert 0.002 < error < 0.02
     assert by_column["sex=m"].value == pytest.approx(5, abs=0.5)
     assert by_column["(intercept)"].value == pytest.approx(100, abs=5)
     (spread,) = found.spreads
@@ -481,6 +490,7 @@ def of_voters() -> Dataset:
     return from_tables([DataTable.of(columns)], "voters", target="town", client="educ")
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("table", "shrink", "tolerance"),
     [
@@ -510,6 +520,7 @@ def test_contrasts_and_their_errors_are_those_of_statsmodels(
         warnings.simplefilter("ignore")  # of a coarse search, and of log odds without end
         if is_value:
             site = data.train.group
+            assert site is not None
             fit = MixedLM(data.train.y, design, groups=site).fit(reml=True, method=["powell", "bfgs"])
             same_site = (site[:, None] == site).astype(float)
             covariance = float(fit.cov_re[0, 0]) * same_site + fit.scale * np.eye(len(site))
@@ -546,7 +557,7 @@ def test_a_contrast_that_no_row_determines_has_no_error() -> None:
     columns["score"] = rng.normal(size=200) + (sex == "m")
     data = from_tables([DataTable.of(columns)], "twice", target="score", client="site")
     for shrink in (True, False):
-        how = {"algorithm_options": {"shrink": shrink}, "rivals": False, "rounds": 6}
+        how: dict[str, Any] = {"algorithm_options": {"shrink": shrink}, "rivals": False, "rounds": 6}
         found = copfl.run("levels", data, **how).coefficients
         assert found is not None
         known = {one.column: one.error is not None for one in found.coefficients}
@@ -580,6 +591,7 @@ def test_the_coefficients_predict_what_the_model_predicts() -> None:
         assert float(logits[1] - logits[0]) == pytest.approx(odds, abs=1e-3)
 
 
+@pytest.mark.job
 def test_bundles_predict_as_the_run_did(tmp_path: Path) -> None:
     result = copfl.run("levels", "heart", rounds=4, out=tmp_path / "run")
     federation = result.experiment.federation
@@ -594,6 +606,7 @@ def test_bundles_predict_as_the_run_did(tmp_path: Path) -> None:
 # -- what it obeys and refuses -------------------------------------------------------------------------------
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -639,6 +652,7 @@ def test_slopes_of_each_site_are_found_where_they_differ() -> None:
     assert found.ratio[0, 1] * float(found.server.scale) == pytest.approx(slopes.var(), rel=0.4)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("seed", [2, 29, 40])
 def test_variances_do_not_go_to_and_fro(seed: int) -> None:
     """Growth of animals, where plain Newton steps of the logarithms of the variances still change after ten rounds."""
@@ -656,6 +670,7 @@ def test_variances_do_not_go_to_and_fro(seed: int) -> None:
     assert found.changes[-1] < 1e-9
 
 
+@pytest.mark.job
 def test_collinear_columns_have_a_solution() -> None:
     rows = values()
     doubled = Rows(np.column_stack([rows.x, rows.x[:, 0]]), rows.y)
@@ -705,6 +720,7 @@ def test_a_model_that_is_no_linear_layer_at_its_end_is_refused() -> None:
         copfl.run(Levels(), "heart", model=MLP((27,), 2), rounds=1)
 
 
+@pytest.mark.job
 def test_its_model_and_its_rounds_are_chosen_with_it(tmp_path: Path) -> None:
     result = copfl.run("levels", "heart", out=tmp_path / "run")
     run = result.experiment.run

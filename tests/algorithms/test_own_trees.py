@@ -69,6 +69,7 @@ def test_a_site_that_differs_keeps_trees_of_its_own() -> None:
     assert kept(grown(HOW, AFTER + 1))[1] >= 2
 
 
+@pytest.mark.job
 def test_its_model_has_the_shared_trees_then_its_own() -> None:
     state, task = grown(HOW, AFTER + 1), task_for()
     _, x, y = federation_of(strange=1)
@@ -84,6 +85,7 @@ def test_its_model_has_the_shared_trees_then_its_own() -> None:
     assert errors[0] < 0.7 * errors[1]
 
 
+@pytest.mark.job
 def test_own_trees_are_the_same_in_every_engine() -> None:
     one, other = (grown(HOW, AFTER + 1, mapping) for mapping in (vmap(3), sequential()))
     assert kept(one) == kept(other)

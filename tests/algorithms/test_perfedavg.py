@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from copfl.algorithms import FedAvg, PerFedAvg
@@ -43,6 +44,7 @@ def test_a_client_may_adapt_by_more_steps() -> None:
     assert output.trained.tolist() == numbers(*w)
 
 
+@pytest.mark.job
 def test_without_an_inner_step_it_is_fedavg_on_every_second_pass() -> None:
     task, federation = small_federation("batch", SIZES)
     for optimizer in (Sgd(), Adam(keep=True)):

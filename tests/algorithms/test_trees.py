@@ -141,6 +141,7 @@ def eta_of(server: Server, x: Floats) -> Floats:
     return forest.eta(forest.leaves(torch.from_numpy(x)), torch.zeros(0).double()).numpy()
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("name", KINDS)
 def test_the_trees_are_those_of_all_rows_in_one_place(name: str) -> None:
     problem, how = problem_of(name), Trees(least=3, bins=8, intercept=False, rate=0.5)
@@ -373,6 +374,7 @@ OPTIONS: list[dict[str, Any]] = [
 USUAL = {(0, "three classes"), (1000, "two values")}
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("name", "options", "paired"),
     [

@@ -161,6 +161,7 @@ TASKS = [
 ]  # fmt: skip
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("name", TASKS)
 def test_the_trees_of_a_federation_are_those_of_the_oracle(name: str) -> None:
     rng = np.random.default_rng(11)

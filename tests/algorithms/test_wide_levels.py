@@ -52,10 +52,12 @@ def run(dataset: Dataset, **settings: Any) -> Any:
     return copfl.run("wide_levels", dataset, **{**usual, **settings})
 
 
+@pytest.mark.job
 def test_it_is_an_algorithm() -> None:
     check_algorithm(WideLevels())
 
 
+@pytest.mark.job
 def test_of_one_site_it_is_the_penalised_logistic_regression() -> None:
     dataset = texts()
     result = run(dataset, partition="iid", clients=1, algorithm_options={"varying": "none"}, rounds=60)
@@ -90,6 +92,7 @@ def test_of_one_site_it_is_the_penalised_logistic_regression() -> None:
     np.testing.assert_allclose(found, expected.x[: len(found)], atol=2e-3)
 
 
+@pytest.mark.job
 def test_words_of_other_sites_help() -> None:
     chosen = complete({"algorithm": {"name": "wide_levels"}}, values={"data": texts()})
     assert (chosen.model.name, chosen.run.rounds) == ("words", WideLevels.usual_rounds)
@@ -143,6 +146,7 @@ def test_values_are_a_ridge_regression() -> None:
     np.testing.assert_allclose(found, expected.coef_, atol=1e-4)
 
 
+@pytest.mark.job
 def test_several_labels_have_an_intercept_each() -> None:
     rng = np.random.default_rng(0)
     x, site = rng.normal(size=(200, 2)).astype(np.float32), np.repeat([0, 1], 100)

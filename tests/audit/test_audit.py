@@ -169,6 +169,7 @@ def test_a_run_that_goes_on_is_not_audited(run: Path, tmp_path: Path) -> None:
         run_audit(other)
 
 
+@pytest.mark.job
 def test_a_regression_is_audited_by_its_error(tmp_path: Path) -> None:
     how: dict[str, Any] = {
         "rounds": 1,
@@ -190,12 +191,14 @@ def test_a_regression_is_audited_by_its_error(tmp_path: Path) -> None:
     assert content["metric"] == {"name": "rmse", "higher_is_better": False, "fraction": False}
 
 
+@pytest.mark.job
 def test_new_clients_have_no_weight(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run", new_clients=0.4)
     found = run_audit(run, baselines=(), retrain=False)
     assert np.isnan(found.mean("scores", "weight")).sum() == 1
 
 
+@pytest.mark.job
 def test_the_benefit_of_a_run_is_compared_with_the_measured_contributions(tmp_path: Path) -> None:
     path = run_folder(tmp_path / "run", clients=4, rounds=20, benefit=True)
     audited = run_audit(path, baselines=[], sampling=EXACT)

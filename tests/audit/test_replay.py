@@ -42,6 +42,7 @@ def same(a: Any, b: Any) -> bool:
     return all(torch.equal(x, y) for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True))
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("name", "engine"),
     [
@@ -70,6 +71,7 @@ def test_a_subsets_server_by_hand() -> None:
     assert snapshot.server_of(frozenset()) is snapshot.server
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("name", ["copfl", "fedavg", "ditto"])
 def test_without_the_last_client_is_the_federation_of_the_others(name: str) -> None:
     left = replay.without(experiment(ALGORITHMS[name]()), [3])

@@ -61,6 +61,7 @@ def test_a_free_rider_goes_as_far_as_an_honest_client_and_nowhere_in_particular(
     assert abs(float(torch.nn.functional.cosine_similarity(honest, riding, dim=0))) < 0.3
 
 
+@pytest.mark.job
 def test_the_audit_of_the_federation() -> None:
     found = synthetic.synthetic_audit([0], [], rounds=1, retrain=False)
     assert (found.names, found.scores[0], len(found.seeds)) == (NAMES, "weight", 1)

@@ -29,6 +29,7 @@ def refused(job: BenchJob, machine: BenchMachine) -> MeasuredRun:
     raise AssertionError(f"{job.title} is run again")
 
 
+@pytest.mark.job
 def test_fedavg_under_another_name_has_the_same_row_to_the_bit(rows: dict[str, BenchRow]) -> None:
     assert row_hash(rows[MINE]) == row_hash(rows["fedavg"])
     assert row_hash(rows["local"]) != row_hash(rows["fedavg"])
@@ -45,6 +46,7 @@ def same_as_stored(alias: list[MeasuredRun], again: list[MeasuredRun]) -> None:
         assert (run.accuracy, run.hash, run.start) == (before.accuracy, before.hash, before.start)
 
 
+@pytest.mark.job
 def test_fedavg_under_another_name_has_runs_of_the_stored_row() -> None:
     job = BenchJob("fedavg", "tumours", "fedexp", 1e-2, protocol.TUNING_SEED, True)
     with named_code.scope():
@@ -154,6 +156,7 @@ def test_a_record_of_other_code_or_of_another_protocol_is_not_run(
         running.check(dataclasses.replace(rows["fedavg"], runs=[]), BenchMachine(), runs=1)
 
 
+@pytest.mark.job
 def test_the_command_shows_the_row_and_checks_its_record(
     suite: Suite, rows: dict[str, BenchRow], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ ALIKE = sites("class", rows=30)
 UNEQUAL = [*((x[:15], y[:15]) for x, y in sites("class", count=9)), *sites("class", count=1, rows=400)]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(("data", "is_batched"), [(ALIKE, True), (UNEQUAL, False)])
 def test_folds_of_one_batch_lose_what_separate_ones_lose(data: list[Any], is_batched: bool) -> None:
     e = copfl.run("levels", data, rounds=3, rivals=False).experiment

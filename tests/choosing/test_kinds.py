@@ -50,6 +50,7 @@ def test_a_named_method_is_the_only_candidate_of_its_side() -> None:
     assert together == ["fedper"]
 
 
+@pytest.mark.job
 @pytest.mark.usefixtures("rivals_of_images")
 def test_a_first_run_on_images_compares_the_network_with_what_sites_have_alone() -> None:
     result = copfl.run(dataset=images(), rounds=4)
@@ -95,6 +96,7 @@ def test_what_is_for_sites_that_contradict_each_other_waits_for_training_alone(
     assert trying.APFL in evaluate(tried, run_of, Rows, dict)[0]  # type: ignore[arg-type]
 
 
+@pytest.mark.job
 def test_a_first_run_on_times_until_an_event() -> None:
     rng = np.random.default_rng(0)
     sites = []

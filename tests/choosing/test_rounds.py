@@ -121,15 +121,17 @@ def test_no_test_sample_decides() -> None:
     assert not set(tested[0]) & set(tested[1])
 
 
+@pytest.mark.job
 def test_a_lower_loss_is_found() -> None:
-    rounds = with_found_rounds(wine(8))[0].run.rounds
+    rounds = with_found_rounds(wine(8)).run.rounds
     losses = dict(evaluate._curve(of_folds(wine(8)), [InMemory() for _ in range(3)]))
     assert losses[rounds] == min(losses.values())
 
 
+@pytest.mark.job
 def test_the_temperature_has_the_lowest_log_loss_on_held_out_samples() -> None:
     run = wine(8, lr=1e-3)  # so that its probabilities are not sure enough
-    of_run = with_found_rounds(run)[0].run
+    of_run = with_found_rounds(run).run
     assert of_run.temperature < 0.95
     answers, classes = [], []
     for e in of_folds(wine(of_run.rounds, lr=1e-3)):
@@ -151,6 +153,7 @@ def test_the_temperature_has_the_lowest_log_loss_on_held_out_samples() -> None:
     assert log_loss(of_run.temperature) < min(log_loss(of_run.temperature * f) for f in (0.9, 1.1))
 
 
+@pytest.mark.job
 def test_clients_without_validation_samples_have_the_temperature_that_was_found(tmp_path: Path) -> None:
     found = copfl.run("fedavg", "wine", rounds=2, clients=3, temperature=0.5, out=tmp_path / "run")
     usual = copfl.run("fedavg", "wine", rounds=2, clients=3, save_models=True)

@@ -32,6 +32,7 @@ def test_it_is_open_only_where_nobody_chose() -> None:
     assert not is_open(run, [{"model": {"value": object()}}])
 
 
+@pytest.mark.job
 def test_a_first_run_on_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folds, "MOST_BY_STEPS", 1)
     monkeypatch.setattr(evaluate, "PATIENCE", 3)

@@ -17,6 +17,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_folder(tmp_path_factory.mktemp("audit") / "run")
 
 
+@pytest.mark.job
 def test_the_command_from_end_to_end(run: Path, capsys: Capture) -> None:
     answer = called(capsys, "audit", run)
     assert (answer.code, answer.err) == (0, "")

@@ -89,6 +89,7 @@ def test_a_run_file_can_be_swept(tmp_path: Path, data: Path, capsys: Capture) ->
     assert content["title"].startswith("local on clouds.npz")
 
 
+@pytest.mark.job
 def test_without_matplotlib_it_says_how_to_have_pictures(
     tmp_path: Path, data: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

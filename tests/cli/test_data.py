@@ -23,6 +23,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.job
 def test_a_table_is_described_and_run_with_its_clients(here: Path, capsys: Capture) -> None:
     write_csv(here / "t.csv", [*ROWS, {**ROWS[0], "age": ""}])
     words = ("t.csv", "--target", "ill", "--client", "site")

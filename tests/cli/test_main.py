@@ -57,6 +57,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 # -- running -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.job
 def test_run_without_options_is_copfl_on_digits(here: Path, capsys: Capture) -> None:
     answer = called(capsys, "run", "--rounds", 2)
     assert (answer.code, answer.err) == (0, "")
@@ -468,6 +469,7 @@ def test_the_options_are_those_of_the_records() -> None:
     assert len(names) == len(set(names))
 
 
+@pytest.mark.job
 def test_output_that_cannot_be_written(here: Path) -> None:
     line = " ".join(command("data", "check", "digits"))
     piped = subprocess.run(f"{line} | true", shell=True, capture_output=True, text=True, env=environment())
@@ -572,6 +574,7 @@ def test_help_shows_the_defaults_of_the_command(capsys: Capture, command: str, d
     assert "default: False" not in text
 
 
+@pytest.mark.job
 def test_help_is_quick_and_leaves_torch_alone(here: Path) -> None:
     look = "import sys; from copfl.cli import main as cli; sys.argv = ['copfl', '--help']\n"
     look += "try: cli.main()\nexcept SystemExit as exit: assert exit.code == 0\n"
@@ -587,6 +590,7 @@ def test_help_is_quick_and_leaves_torch_alone(here: Path) -> None:
     assert min(seconds) < 0.5
 
 
+@pytest.mark.job
 def test_errors_of_the_line_come_before_torch_is_loaded(here: Path) -> None:
     """It takes seconds, and whoever mistyped a name waits for them."""
     (here / "rows.csv").write_text("a,b\n1,2\n")
@@ -632,6 +636,7 @@ def test_errors_of_the_line_come_before_torch_is_loaded(here: Path) -> None:
     subprocess.run([sys.executable, "-c", look], check=True, capture_output=True, env=environment(), cwd=here)
 
 
+@pytest.mark.job
 def test_killed_and_resumed_is_never_killed(here: Path, capsys: Capture) -> None:
     words = ["-r", 12, "-n", 4, "-m", "mlp", "-s", "run.checkpoint_every=4", "--no-local-baseline"]
     one_thread = {**environment(), "OMP_NUM_THREADS": "1"}  # like this process, which does the rest
@@ -662,6 +667,7 @@ def wait_for(path: Path, lines: int, process: subprocess.Popen[Any]) -> None:
     raise AssertionError(f"{path} never had {lines} lines")
 
 
+@pytest.mark.job
 @pytest.mark.long
 def test_stopped_at_every_moment_it_goes_on_as_if_nothing_was(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
@@ -685,7 +691,7 @@ import fcntl, struct, sys, termios
 from copfl.cli import main as cli
 for width in {WIDTHS}:
     fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
-    sys.argv = ["copfl", "run", "-r", "3", *{TINY}, "-o", f"run-{{width}}"]
+    sys.argv = ["copfl", "run", "-r", "3", "--no-rivals", *{TINY}, "-o", f"run-{{width}}"]  # which need 60 columns
     try:
         cli.main()
     except SystemExit as exit:
@@ -713,6 +719,7 @@ def on_a_terminal(words: list[str], cwd: Path) -> str:
     return b"".join(parts).decode()
 
 
+@pytest.mark.job
 def test_on_a_terminal_there_is_a_bar_and_a_table(here: Path) -> None:
     """Runs on a wide and a narrow one, in one process, as torch takes seconds to import."""
     *runs, rest = on_a_terminal([sys.executable, "-c", ON_A_TERMINAL], here).split("\f")

@@ -115,6 +115,7 @@ class Mine(Averaging):
             sys.modules.pop(module, None)
 
 
+@pytest.mark.job
 def test_the_table_says_which_evaluations_count_and_warns_of_few_seeds(tmp_path: Path, data: Path) -> None:
     found = untuned(["fedavg", "local"], seeds=[0, 1], base_tables=base(data, rounds=6), out=tmp_path / "a")
     alone = [[run.curves["accuracy"] for run in row.outcomes] for row in found.rows]
@@ -136,6 +137,7 @@ def test_the_table_says_which_evaluations_count_and_warns_of_few_seeds(tmp_path:
     assert any(note.startswith("One seed says nothing about the next") for note in asked.notes)
 
 
+@pytest.mark.job
 def test_curves_that_still_rise_are_named_and_rows_are_compared_at_a_common_accuracy(
     tmp_path: Path, data: Path
 ) -> None:
@@ -164,6 +166,7 @@ def test_curves_that_still_rise_are_named_and_rows_are_compared_at_a_common_accu
     assert page.tables[1].rows[0][3] == str(rows["fedavg"].rounds)
 
 
+@pytest.mark.job
 def test_the_table_holds_what_the_runs_found(tmp_path: Path, data: Path) -> None:
     found = untuned(["copfl", "local"], seeds=[0, 1], base_tables=base(data), out=tmp_path / "a", last=2)
     assert found.reference == "copfl"  # the first, where none is named
@@ -211,6 +214,7 @@ def test_models_that_were_not_evaluated_are_left_out(tmp_path: Path, data: Path)
     assert "  -  " in line
 
 
+@pytest.mark.job
 def test_tuning_never_sees_test_samples(tmp_path: Path, data: Path) -> None:
     how: dict[str, Any] = {"tune": {"lr": [0.5, 0.05]}, "tune_seeds": [1, 2], "validation": 0.25}
     out = tmp_path / "a"
@@ -238,6 +242,7 @@ def test_tuning_never_sees_test_samples(tmp_path: Path, data: Path) -> None:
     assert numbers(found)["rows"][0]["per_client"] != numbers(other)["rows"][0]["per_client"]
 
 
+@pytest.mark.job
 def test_the_winner_of_the_tuning_is_what_is_run(tmp_path: Path, data: Path) -> None:
     found = compare(
         ["fedavg", "local"],
@@ -281,6 +286,7 @@ def test_equals_are_decided_by_the_order_and_unequal_budgets_are_noted(tmp_path:
     assert found.notes[-1].startswith("The rows did not try equally many settings (local 0, copfl 3)")
 
 
+@pytest.mark.job
 def test_by_default_every_row_has_the_same_optimizer_and_tries_the_same_rates(
     tmp_path: Path, data: Path
 ) -> None:
@@ -354,6 +360,7 @@ def test_the_share_of_clients_that_gain_over_local_training(tmp_path: Path, data
     )
 
 
+@pytest.mark.job
 def test_new_clients_have_a_table_of_their_own(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -398,6 +405,7 @@ def test_the_data_set_and_the_rounds_are_arguments_as_of_a_run(tmp_path: Path, d
     assert len(sweep({"lr": [0.1]}, data, **how).rows) == 1
 
 
+@pytest.mark.job
 def test_a_sweep_is_a_grid(tmp_path: Path, data: Path) -> None:
     over: dict[str, list[object]] = {"copfl.rate": [0.1, 0.3], "run.batch": [10, 20]}
     found = sweep(over, seeds=[0, 1], base_tables=base(data), out=tmp_path / "a")
@@ -524,6 +532,7 @@ def test_killed_half_way_it_goes_on_to_the_same_numbers(tmp_path: Path, data: Pa
     assert said
 
 
+@pytest.mark.job
 def test_the_required_packages_are_enough(tmp_path: Path, data: Path) -> None:
     """On a machine with nothing else: plain text, no pictures, no rivals, and unfinished runs begin again."""
     script, settings = tmp_path / "script.py", base(data, rounds=1, rivals=False)

@@ -127,6 +127,7 @@ def searched(one: SharedSearch, rows: int = 1) -> list[Tuned]:
     return tried(attempts, [LR] * rows, one.measure, one.metric, is_search=True)
 
 
+@pytest.mark.job
 def test_a_search_finds_the_best_rate_with_the_same_budget_for_every_row(tmp_path: Path) -> None:
     log: Log = []
     found = found_in(tmp_path, log, rows=2)
@@ -142,6 +143,7 @@ def test_a_search_finds_the_best_rate_with_the_same_budget_for_every_row(tmp_pat
     assert again == log
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("stop_after", [0, 10, 40])
 def test_an_interrupted_search_goes_on_to_the_same_result(tmp_path: Path, stop_after: int) -> None:
     whole, part, rest = list[tuple[Attempt, float]](), Log(), Log()
@@ -189,6 +191,7 @@ def test_a_metric_that_is_better_when_low_and_trials_without_a_value(tmp_path: P
 # A comparison
 
 
+@pytest.mark.job
 def test_a_comparison_with_a_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'copfl[search]'")
     data = clouds(tmp_path / "clouds.npz")

@@ -97,6 +97,7 @@ def test_the_vector_has_the_trained_entries_alone() -> None:
 
 
 # Quick: masks, phases and a mixture, which call a model in three ways. COPFL_SLOW=1: also a mean and a pull.
+@pytest.mark.job
 @pytest.mark.parametrize(
     "name", quick(["copfl", "fedavg", "fedrep", "apfl", "ditto"], ("copfl", "fedrep", "apfl"))
 )

@@ -468,6 +468,9 @@ def test_a_model_that_draws_random_numbers_in_evaluation_mode_is_refused() -> No
 class Attending(nn.Module):
     """Steps of a sequence that see those before, by a mask of -inf; a batch norm, and counts of its own."""
 
+    mask: Tensor
+    seen: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.body, self.norm, self.head = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
@@ -477,7 +480,7 @@ class Attending(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            self.seen.add_(1.0)  # type: ignore[operator]
+            self.seen.add_(1.0)
         weights = (x @ x.transpose(1, 2) + self.mask).softmax(-1)
         answer: Tensor = self.head(self.norm(self.body(self.instance(weights @ x)).mean(1)))
         return answer

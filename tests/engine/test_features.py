@@ -95,6 +95,7 @@ def run(folder: Path, cache: str, **settings: Any) -> copfl.Result:
     return copfl.run("fedper", "digits", out=folder, cache_features=cache, **{**usual, **settings})
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
 def test_a_run_with_cached_features_equals_one_without(tmp_path: Path, engine: str) -> None:
     on, off = (run(tmp_path / cache, cache, engine=engine) for cache in ("on", "off"))
@@ -111,6 +112,7 @@ def test_a_run_with_cached_features_equals_one_without(tmp_path: Path, engine: s
     assert "cached_features" not in about[1]
 
 
+@pytest.mark.job
 def test_a_resumed_run_with_cached_features_is_equal_byte_for_byte(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", "auto", rounds=4, checkpoint_every=2)
     run(tmp_path / "part", "auto", rounds=2, checkpoint_every=2)

@@ -50,6 +50,7 @@ def loss_with(e: Experiment, clients: Any, server: Any, n: int) -> float:
 
 
 # Quick: masks with every engine, and the others with one.
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("engine", "name"),
     [
@@ -74,6 +75,7 @@ def test_differences_are_those_of_the_servers_of_each_half(name: str, engine: st
     assert (result.metric(HALF).sum(1) == 0).all()
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("how", ENGINES.values())
 def test_a_run_is_the_same_with_and_without(how: dict[str, Any]) -> None:
     with_halves = execute(experiment(ALGORITHMS["copfl"](), **how, benefit=True), None)
@@ -86,6 +88,7 @@ def test_a_run_is_the_same_with_and_without(how: dict[str, Any]) -> None:
         assert len(record["per_client"][HALF]) == len(plain["clients"])
 
 
+@pytest.mark.job
 def test_workers_give_the_same_differences() -> None:
     one, two = (
         execute(

@@ -37,6 +37,7 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
+@pytest.mark.job
 def test_two_ranks_give_the_bytes_of_one_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

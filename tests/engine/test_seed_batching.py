@@ -52,17 +52,21 @@ def begun(simulation: Simulation) -> State:
     return begin(simulation.algorithm, simulation.task, simulation.federation.clients)
 
 
-# Quick: means, masks, mixtures, heads by class, own heads, pulls to a mean, control variates, clusters,
-# stored models, public samples, a cut, and adapters. COPFL_SLOW=1: every algorithm.
-KINDS = (
-    *("fedavg", "copfl", "fedselect", "apfl", "fedpac", "fedrep", "ditto"),
+# Quick: a mean, a mixture and add-ons. As a job: masks, heads by class, own heads, pulls to a mean, control variates,
+# clusters, stored models, public samples, a cut, and adapters. COPFL_SLOW=1: every algorithm.
+KINDS = ("fedavg", "apfl", "addons")
+JOBS = (
+    *("copfl", "fedselect", "fedpac", "fedrep", "ditto"),
     *("scaffold", "ifca", "fedpoe", "ktpfl", "splitnn", "flex_lora"),
 )
 
 
 @pytest.mark.parametrize(
     "name",
-    [*(pytest.param(name, marks=[] if name in KINDS else slow) for name in ALGORITHMS), "addons"],
+    [
+        pytest.param(name, marks=[] if name in KINDS else pytest.mark.job if name in JOBS else slow)
+        for name in (*ALGORITHMS, "addons")
+    ],
 )
 def test_batched_seeds_equal_separate_ones(name: str) -> None:
     around = with_addons(ServerOptimizer(FedAvg(), Momentum()), ema=0.9, bn_stats="local")
@@ -70,6 +74,7 @@ def test_batched_seeds_equal_separate_ones(name: str) -> None:
     equal_to_separate_ones(simulations)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("name", ["copfl", "fedpac", "apfl", "fedselect", "addons"])
 def test_they_may_have_other_learning_rates_and_sizes(name: str) -> None:
     inner = ServerOptimizer(FedAvg(), Momentum())

@@ -248,6 +248,7 @@ def test_evaluation_does_not_change_the_run() -> None:
     assert same(record(often), record(seldom))
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_evaluation_of_fewer_models_has_the_same_metrics(name: str, engine: str) -> None:

@@ -50,6 +50,7 @@ def test_a_giant_is_a_group_of_its_own_and_equal_clients_are_one() -> None:
         ]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("algorithm", "participation"),
     [

@@ -9,15 +9,16 @@ import pytest
 import torch
 
 import copfl as copfl_package
-from copfl.algorithms import COPFL, FedAvg
+from copfl.algorithms import ALGORITHMS, COPFL, FedAvg
 from copfl.core import tree
-from copfl.core.algorithm import AnyAlgorithm
+from copfl.core.algorithm import AnyAlgorithm, trained_alone
 from copfl.core.optim import Adam
 from copfl.engine.mapping import vmap
 from copfl.engine.simulate import Simulation, begin, simulate
 from copfl.engine.store import DiskStore, MemoryStore
 from copfl.errors import RunError
 from copfl.testing import small_federation
+from copfl.testing.federations import other_federation
 from tests.commands import found
 from tests.slow import slow
 from tests.toys import slopes
@@ -67,6 +68,7 @@ def same(a: object, b: object) -> bool:
     return all(torch.equal(x, y) for x, y in zip(tree.leaves(a), tree.leaves(b), strict=True))
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "algorithm",
     [pytest.param(COPFL(), marks=slow), COPFL(optimizer=Adam(keep=True)), FedAvg()],
@@ -126,6 +128,7 @@ def test_a_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
         it.put(torch.tensor([0]), tree.repeat(COPFL().client_init(slopes(1.0)), 1))
 
 
+@pytest.mark.job
 def test_a_run_on_disk_that_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
     how: dict[str, Any] = {"rounds": 6, "clients": 6, "participation": 0.5, "checkpoint_every": 2}
     how |= {"store": "disk", "model": "mlp", "model_options": {"width": 4}}
@@ -142,3 +145,29 @@ def test_a_run_on_disk_that_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> No
     # In memory it is the same again.
     copfl_package.run(out=tmp_path / "memory", **{**how, "store": "memory"})
     assert found(tmp_path / "memory") == found(tmp_path / "whole")
+
+
+def test_rows_that_an_update_hands_on_unchanged_can_be_put_back_where_processes_share_them() -> None:
+    """As the starts of a method's training alone are: with several workers that ended a run after its rounds."""
+    it = store()
+    it.share()
+    everybody = torch.arange(4)
+    before = tree.each(torch.clone, it.rows(everybody))
+    it.put(everybody, it.rows(everybody))
+    for (_, old), (_, new) in zip(tree.named(before), tree.named(it.rows(everybody)), strict=True):
+        assert torch.equal(old, new)
+
+
+@pytest.mark.parametrize("name", ["levels", "trees"])
+def test_training_alone_with_shared_records_is_as_with_its_own(name: str) -> None:
+    algorithm = trained_alone(ALGORITHMS[name]())
+    assert algorithm is not None
+    task, federation = other_federation("regression", "linear" if name == "levels" else "trees")
+    found = []
+    for is_shared in (False, True):
+        state = begin(algorithm, task, federation.clients)
+        if is_shared:
+            state.clients.share()
+        rounds = simulate(Simulation(algorithm, task, federation, vmap(64)), state, rounds=2)
+        found.append([round.clients["test_loss"].tolist() for round in rounds])
+    assert found[0] == found[1]

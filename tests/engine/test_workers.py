@@ -88,6 +88,7 @@ class Dropping(nn.Module):
         return result
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(("where", "draws"), [("memory", True), ("disk", False)])
 def test_the_number_of_workers_changes_nothing(where: str, draws: bool, tmp_path: Path) -> None:
     task, federation = small_federation("batch", SIZES)
@@ -166,6 +167,7 @@ def test_what_cannot_be_sent_is_refused() -> None:
         trained(Inside(), task, federation, 1)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=slow)])
 def test_nothing_is_left_running_when_the_run_is_stopped(how: signal.Signals, tmp_path: Path) -> None:
     words = ["run", "--workers", "2", "--rounds", "100000", "--model", "mlp", "--out", str(tmp_path / "run")]

@@ -56,6 +56,7 @@ def of(result: copfl.Result) -> FinalEvaluation:
     return result.final_evaluation
 
 
+@pytest.mark.job
 def test_every_client_has_the_value_of_the_model_that_it_gets(result: copfl.Result) -> None:
     """The oracle: its model is evaluated directly, on its test samples."""
     task, federation = result.experiment.training[:2]
@@ -89,7 +90,7 @@ def test_by_hand() -> None:
     assert found.completed(np.array([1.0, np.nan, np.nan]), "accuracy")[:2].tolist() == [1.0, 0.5]
     assert found.completed(np.array([1.0, 2.0, 3.0]), "loss").tolist() == [1.0, 2.0, 3.0]
     assert in_words(found, ["a", "b", "c"]) == (
-        "2 of 3 clients were in no evaluated round; their values are of the model that they have after the last "
+        "2 of 3 sites were in no evaluated round; their values are of the model that they have after the last "
         "one, before local training; never trained: c"
     )
     assert in_words(FinalEvaluation(2, [], {}, []), ["a"]) == in_words(None, []) == ""
@@ -179,6 +180,7 @@ def test_a_damaged_file_is_an_error(changed: dict[str, Any], tmp_path: Path) -> 
         FINAL.read(tmp_path, 4, 20)
 
 
+@pytest.mark.job
 def test_a_saved_result_has_the_file(result: copfl.Result, tmp_path: Path) -> None:
     assert result.folder is not None
     original = (result.folder / FINAL.file).read_bytes()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import copfl
 from copfl.algorithms import Trees
@@ -53,6 +54,7 @@ def contents(out: Path) -> dict[str, bytes]:
     return {str(file.relative_to(out)): file.read_bytes() for file in files}
 
 
+@pytest.mark.job
 def test_ten_kills_change_no_byte(tmp_path: Path) -> None:
     run(tmp_path / "whole")
     kills = 0

@@ -40,6 +40,7 @@ def of(result: copfl.Result) -> Personalisation:
     return Personalisation.of(result.folder)
 
 
+@pytest.mark.job
 def test_a_new_client_learns_with_defaults_and_is_compared_with_training_alone(result: copfl.Result) -> None:
     new = of(result)
     own, test = newcomer(result, (1, 4, 7), train=24)
@@ -132,6 +133,7 @@ def test_the_command(result: copfl.Result, tmp_path: Path, capsys: pytest.Captur
         of(result).samples(tmp_path / "x.npz")
 
 
+@pytest.mark.job
 def test_trees_fit_a_new_client_by_their_own_updates(tmp_path: Path) -> None:
     """The intercept of the site, and as many trees of its own as its rows reward; nothing is trained by a rate."""
     rng = np.random.default_rng(0)

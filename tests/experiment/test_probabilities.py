@@ -64,12 +64,14 @@ def test_the_file_has_what_the_result_has(validated: Result, tmp_path: Path) -> 
     assert PROBABILITIES.read(tmp_path) is None
 
 
+@pytest.mark.job
 def test_without_validation_samples_there_is_no_temperature() -> None:
     found = copfl.run("fedavg", "wine", rounds=1, clients=3).probabilities
     assert found is not None
     assert (found.temperature == 1).all()
 
 
+@pytest.mark.job
 def test_values_have_no_probabilities() -> None:
     assert copfl.run("fedavg", "diabetes", rounds=1, clients=3).probabilities is None
 

@@ -66,6 +66,7 @@ def test_the_masks_of_a_run_with_add_ons_are_found(tmp_path: Path) -> None:
     assert not any("no checkpoint" in note for note in page.document_of([run]).notes)
 
 
+@pytest.mark.job
 def test_an_algorithm_without_masks_has_none(runs: dict[str, Path]) -> None:
     assert reading.read_all([runs["fedavg"]])[0].masks is None
 

@@ -116,6 +116,7 @@ CASES = [
 ]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(("name", "options"), CASES, ids=[f"{name}-{shown(o)}" for name, o in CASES])
 def test_every_algorithm_with_every_option(name: str, options: dict[str, Any]) -> None:
     how = check if options and not SLOW else check_bytes
@@ -157,6 +158,7 @@ USUAL: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "settings", [pytest.param(one, id=str(one), marks=[] if one in USUAL else slow) for one in SETTINGS]
 )
@@ -167,6 +169,7 @@ def test_every_optimizer_and_wrapper(settings: dict[str, Any]) -> None:
 
 
 # Mixtures, and no weights at the server.
+@pytest.mark.job
 @pytest.mark.parametrize("name", quick(["apfl", "fedpac", "fedpoe", "ktpfl"], ["apfl", "ktpfl"]))
 def test_local_statistics_of_other_models(name: str) -> None:
     check(lambda engine: result_of(name, engine, {"addons": {"bn_stats": "local", "ema": 0.9}}))

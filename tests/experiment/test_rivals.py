@@ -219,6 +219,7 @@ def test_texts_from_scratch_have_a_bag_of_words(tmp_path: Path) -> None:
     assert (result.rivals.values[LINEAR].tested["accuracy"] > 0.9).all()
 
 
+@pytest.mark.job
 def test_a_pretrained_model_has_a_linear_model_of_its_features(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

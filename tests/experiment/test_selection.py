@@ -77,6 +77,7 @@ def test_what_is_trained_does_not_depend_on_the_choice(best: copfl.Result) -> No
     assert last.final("accuracy").tolist() == last.records[-1]["per_client"]["accuracy"]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "how",
     [
@@ -154,6 +155,7 @@ def test_patience_counts_evaluations_not_rounds(tmp_path: Path) -> None:
     assert (values[-2:].max(0) <= values[:-2].max(0)).all()
 
 
+@pytest.mark.job
 def test_new_clients_have_a_validation_score(tmp_path: Path) -> None:
     result = copfl.run("fedper", **{**BEST, "rounds": 2}, new_clients=0.5, out=tmp_path / "run")
     assert result.new_clients is not None
@@ -218,6 +220,7 @@ def test_the_table_says_which_rounds_it_shows(tmp_path: Path, capsys: pytest.Cap
     assert len(content["clients"]["accuracy_validation"]) == 4
 
 
+@pytest.mark.job
 def test_in_a_comparison_a_row_has_the_chosen_rounds(tmp_path: Path) -> None:
     run: dict[str, Any] = {"clients": 4, "rounds": 4, "batch": 64, "select": "best"}
     base = {"run": run, "model": {"name": "mlp", "width": 8}}

@@ -32,6 +32,7 @@ def test_the_order_of_the_events_is_learned(table: Path, task: dict[str, Any]) -
     assert np.isfinite(result.final("test_loss")).all()
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("task", [{}, {"loss": "discrete_time", "cuts": [0.5, 1, 2]}])
 def test_a_patient_may_have_several_rows(
     tmp_path: Path, task: dict[str, Any], capsys: pytest.CaptureFixture[str]
@@ -62,6 +63,7 @@ def test_without_a_comparable_pair_a_client_is_left_out_of_the_mean(tmp_path: Pa
     assert np.isfinite(result.records[-1]["mean"]["c_index"])
 
 
+@pytest.mark.job
 def test_sites_alone_have_a_curve_and_coxs_model(table: Path) -> None:
     result = copfl.run("fedavg", table, **QUICK | {"rivals": True, "rounds": 1})
     rivals = result.rivals
@@ -102,6 +104,7 @@ def test_what_does_not_apply_is_refused(table: Path, change: dict[str, Any], mes
         copfl.run(given.pop("algorithm"), table, **given)
 
 
+@pytest.mark.job
 def test_a_comparison_a_sweep_and_an_audit(
     table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,6 +60,7 @@ def predictions(result: Result, client: int) -> tuple[np.ndarray[Any, Any], np.n
     return found.double().numpy(), samples.y
 
 
+@pytest.mark.job
 def test_metrics_of_a_run_are_those_of_scikit_learn_on_its_predictions() -> None:
     def rmse(y: Any, p: Any) -> float:
         return float(root_mean_squared_error(y.reshape(p.shape), p))
@@ -76,6 +77,7 @@ def test_metrics_of_a_run_are_those_of_scikit_learn_on_its_predictions() -> None
             assert result.metric(f"{name}_global")[-1, client] == pytest.approx(function(y, p), abs=1e-12)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_under_concept_shift_metrics_on_the_host_use_the_clients_own_labels(model: str) -> None:
     """With as many test samples of each class, balanced accuracy is accuracy; F1 of perfect answers is 1."""
@@ -110,6 +112,7 @@ def test_auc_of_one_class_is_missing_and_not_zero() -> None:
     assert result.metric("auc_global")[-1, 1] == pytest.approx(right, abs=1e-12)
 
 
+@pytest.mark.job
 def test_every_engine_gives_the_same_metrics() -> None:
     settings = {**QUICK, "clients": 5, "task": {"metrics": ["rmse", "mae", "r2"]}}
     one = copfl.run("fedavg", "diabetes", **settings)

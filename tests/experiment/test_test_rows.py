@@ -30,6 +30,7 @@ def patients(kind: str) -> Dataset:
     return as_dataset(frame, client="site", group="patient", **options)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("algorithm", "kind"),
     [("fedper", "survival"), *((name, "classification") for name in ("fedper", "levels", "trees", ""))],

@@ -38,6 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path / "run"
 
 
+@pytest.mark.job
 def test_the_columns_that_count_come_first(folder: Path) -> None:
     views = TREES.read(folder)
     assert views is not None
@@ -125,6 +126,7 @@ def test_a_deep_tree_is_shown_to_a_level(tmp_path: Path, monkeypatch: pytest.Mon
     assert cut == {tree_views.LEVELS}
 
 
+@pytest.mark.job
 def test_a_picture_is_no_wider_than_matplotlib_draws() -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is an extra")
     leaves = 400
@@ -133,6 +135,7 @@ def test_a_picture_is_no_wider_than_matplotlib_draws() -> None:
     assert max(charts.draw([[chart]]).get_size_inches()) == charts.MOST_INCHES
 
 
+@pytest.mark.job
 def test_names_are_no_formulas(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two signs of a dollar in the name of a column were a formula of matplotlib, and an error where it is none."""
     pytest.importorskip("matplotlib", reason="matplotlib is an extra")

@@ -61,6 +61,7 @@ def test_one_error_says_what_is_wrong(columns: str, rows: list[Cells], message: 
         run(tmp_path, columns, rows)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("columns", "rows"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ import torch
 
 import copfl
 from copfl.errors import UsageError
+from copfl.experiment.analysis.gains import GAINS
+from copfl.experiment.answer import answer_of, cells_of
 from copfl.experiment.result import Result
+from copfl.tables import plain
 
 RNG = np.random.default_rng(0)
 FRAME = pd.DataFrame(RNG.normal(size=(80, 3)), columns=["a", "b", "c"])
@@ -30,9 +34,10 @@ def result() -> Result:
 def test_a_few_lines_say_what_decides(result: Result) -> None:
     lines = repr(result).splitlines()
     assert lines[0] == str(result)
-    assert 1 <= len(lines) <= 5
+    assert 1 <= len(lines) <= 6
+    assert lines[2].strip() == answer_of(result).headline  # type: ignore[union-attr]
     assert max(map(len, lines)) < 120
-    assert "of 2 clients gain" in repr(result)
+    assert "of 2 sites gain" in repr(result)
     for value in (result.experiment, result.experiment.federation.dataset, result.bundle(0), result.models):
         assert len(repr(value)) < 200
 
@@ -41,7 +46,7 @@ def test_what_a_result_holds_is_shown_in_words() -> None:
     how: dict[str, Any] = {"target": "y", "client": "site", "rounds": 1}
     levels = copfl.run("levels", FRAME, **how)
     assert repr(levels.rivals).startswith(
-        "scikit-learn's models at each client alone, accuracy: the constant answer"
+        "scikit-learn's models at each site alone, accuracy: the constant answer"
     )
     assert repr(levels.rivals).count("(chosen)") == 1
     assert "standard error" in repr(levels.coefficients)
@@ -53,6 +58,17 @@ def test_what_a_result_holds_is_shown_in_words() -> None:
     np.testing.assert_array_equal(survival.predict_survival(cohort[:5], [0.5, 1.0], "north"), expected)
     with pytest.raises(UsageError, match="no baseline hazard"):
         survival.predict_survival(cohort[:5], [0.5])
+
+
+def test_each_site_has_an_interval_of_its_gain_over_training_alone(result: Result) -> None:
+    """It contains the gain, and is kept."""
+    found, gains = result.analysis, result.gains
+    assert found is not None
+    assert gains is not None
+    for bounds, gain in zip(found.intervals, gains.gain, strict=True):
+        assert bounds.low <= gain <= bounds.high
+    read = GAINS.parse(json.loads(json.dumps(plain(GAINS.as_json(found)))))
+    assert list(read.intervals) == list(found.intervals)
 
 
 def test_frames_have_the_numbers_of_the_arrays(result: Result) -> None:
@@ -70,6 +86,12 @@ def test_frames_have_the_numbers_of_the_arrays(result: Result) -> None:
 def test_a_notebook_has_a_table_without_code_of_names(result: Result) -> None:
     html = result._repr_html_()
     assert html.count("<tr>") == 3
+    answer = answer_of(result)
+    assert answer is not None
+    assert f"<caption>{answer.headline}</caption>" in html
+    assert "<th>gain</th><th>95 % interval</th><th>verdict</th>" in html
+    for n in range(2):
+        assert "".join(f"<td>{cell}</td>" for cell in cells_of(answer, n)) in html
     named = copfl.run("fedavg", {"<b>": (np.eye(20, dtype="f"), np.arange(20) % 2)}, rounds=1, rivals=False)
     assert "<td>&lt;b&gt;</td>" in named._repr_html_()
 
@@ -93,8 +115,13 @@ def test_a_model_answers_by_number_and_by_name(result: Result) -> None:
 def test_pictures_and_frames_name_what_is_missing(
     result: Result, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert len(result.plot(tmp_path / "run.svg").axes) == 2
+    (axes,) = result.plot(tmp_path / "run.svg").axes
+    assert {"north", "south", "All sites (mean)"} <= {text.get_text() for text in axes.texts}
     assert "<svg" in (tmp_path / "run.svg").read_text()
+    (curves,) = result.plot(of="rounds").axes
+    assert curves.get_xlabel() == "round"
+    with pytest.raises(UsageError, match='no picture "curves"'):
+        result.plot(of="curves")
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(UsageError, match=r"pip install 'copfl\[pandas\]'"):
         result.to_pandas()

@@ -17,6 +17,7 @@ from copfl.federation.protocol.settings import settings_of
 from copfl.federation.protocol.statistics import terms_of
 from copfl.federation.server import invitations, membership
 from copfl.federation.server.agreement import AGREE, freeze
+from copfl.federation.server.choosing import CHOOSE, TAKEN, candidates_in, chosen_by
 from copfl.federation.server.folder import ServerFolder
 from copfl.federation.server.rounds import new_server
 from copfl.federation.server.secure_exchange import exchange_of
@@ -76,12 +77,21 @@ def _rounds(folder: Path, nodes: list[dict[str, Any]], signing: Signing) -> Iter
     contract = _settings(folder).get("samples.contract")
     if contract and not Contract.read(contract).is_frozen:
         freeze(folder, _agreed(folder, signing({AGREE: True, "session.run": f"{RUN}-agree"}), nodes))
-    signed = signing({"session.run": RUN})
+    taken: dict[str, Any] = {}
+    if candidates_in(folder, {}):
+        choice = {CHOOSE: True, "session.run": f"{RUN}-choice"}
+        list(_played(folder, nodes, signing(choice)))
+        taken = {TAKEN: chosen_by(folder, f"{RUN}-choice", choice).required()}
+    yield from _played(folder, nodes, signing({"session.run": RUN, **taken}))
+
+
+def _played(folder: Path, nodes: list[dict[str, Any]], signed: SignedProposal) -> Iterator[dict[str, Any]]:
+    """The rounds of a proposal."""
     settings = dict(signed.proposal.settings)
     yield from new_server(
         settings_of(settings),
         MessageTransport({**settings, KEY: signed.text}, nodes),
-        ServerFolder(str(folder / "runs"), RUN, resume=False),
+        ServerFolder(str(folder / "runs"), signed.proposal.run, resume=False),
         pause=0,
         retry=0,
         proposal=signed.proposal,

@@ -363,6 +363,7 @@ def test_another_batch_norm_with_a_forward_of_its_own_is_refused() -> None:
         for_tasks(nn.Sequential(Doubled(3)))
 
 
+@pytest.mark.job
 def test_training_imports_no_compiler() -> None:
     """torch's compiler and sympy take seconds of every start, and two of torch's functions would import them."""
     program = """

@@ -77,6 +77,7 @@ def test_a_long_step_of_adam_is_the_same_up_to_rounding(
     torch.testing.assert_close(without, optimizer.step(w, grad, optimizer.init(w), None)[0])
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("algorithm", "engine"),
     some(

@@ -217,6 +217,7 @@ print("equal")
 """
 
 
+@pytest.mark.job
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed (Linux only)")
 def test_the_kernels_compute_what_plain_pytorch_does() -> None:
     done = subprocess.run(

@@ -294,6 +294,7 @@ def test_the_linear_model_is_a_head_alone() -> None:
     assert int(task.where("head.bias").sum()) == 4  # an intercept that can be personal
 
 
+@pytest.mark.job
 def test_an_intercept_can_be_the_personal_part_of_a_linear_model() -> None:
     settings: dict[str, Any] = {"model": "linear", "rounds": 2, "clients": 3}
     result = copfl.run("fedper", "wine", algorithm_options={"personal": ("head.bias",)}, **settings)

@@ -54,6 +54,7 @@ DATA: dict[str, Any] = {
 }
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("model", DATA)
 def test_every_engine_gives_the_same_result(model: str) -> None:
     options: dict[str, Any] = {

@@ -22,6 +22,7 @@ with warnings.catch_warnings(action="ignore"):
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # what the weights of both expect
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("name", ["torchvision:mobilenet_v3_small", "timm:test_efficientnet"])
 def test_a_file_of_weights_and_a_new_head(name: str, tmp_path: Path) -> None:
     source, _, architecture = name.partition(":")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import threading
@@ -9,13 +10,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from copfl.experiment import reading
+from copfl.experiment.analysis.gains import Analysis, Cross
 from copfl.federation.node import site_page
 from copfl.report import document, page, serving
 from copfl.report.page import RunsPage
 from copfl.report.serving import PageServer
+from copfl.stats import Interval
 from tests.report.sites import SITE
 
 playwright = pytest.importorskip(
@@ -55,6 +59,20 @@ def reports(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     paths = {"one": home / "one.html", "three": home / "three.html"}
     for path, shown in zip(paths.values(), ([runs["copfl"]], list(runs.values())), strict=True):
         path.write_text(document.render(page.document_of(reading.read_all(shown))), encoding="utf-8")
+    paths["verdict"] = home / "verdict.html"
+    (run,) = reading.read_all([runs["copfl"]])
+    alone = run.final("accuracy") - np.array([0.1, 0.05, 0.0, -0.02])
+    bounds = [Interval(0.05, 0.15), Interval(-0.1, 0.2), Interval(-0.1, 0.1), Interval(-0.2, 0.1)]
+    found = Analysis(alone, Cross([0], np.ones((1, 1))), np.full(4, np.nan), bounds)
+    named = dataclasses.replace(
+        run,
+        findings={"analysis": found},
+        environment={
+            **run.environment,
+            "client_names": ["a", HOSTILE, "c", "a very long name of a hospital " * 3],
+        },
+    )
+    paths["verdict"].write_text(document.render(page.document_of([named])), encoding="utf-8")
     paths["site"] = home / "site.html"
     paths["site"].write_text(document.render(site_page.document_of(SITE)), encoding="utf-8")
     return paths | {"federation": _federation(home)}
@@ -85,7 +103,14 @@ def opened(browser: Any, reports: dict[str, Path]) -> Iterator[Open]:
     requests: list[str] = []
     contexts = []
 
-    def open_(which: str = "one", size: dict[str, int] = DESKTOP, scheme: str = "light", **how: Any) -> Any:
+    def open_(
+        which: str = "one",
+        size: dict[str, int] = DESKTOP,
+        scheme: str = "light",
+        *,
+        details: bool = True,
+        **how: Any,
+    ) -> Any:
         context = browser.new_context(viewport=size, color_scheme=scheme, **how)
         contexts.append(context)
         tab = context.new_page()
@@ -94,6 +119,9 @@ def opened(browser: Any, reports: dict[str, Path]) -> Iterator[Open]:
         tab.on("request", lambda request: requests.append(request.url))
         tab.goto(reports[which].as_uri())
         tab.wait_for_selector("html[data-drawn]", state="attached")
+        if details:
+            tab.evaluate("document.querySelectorAll('#details').forEach((one) => (one.open = true))")
+            until(tab, "[...document.querySelectorAll('.plot')].every((plot) => plot.drawing)")
         return tab
 
     yield open_
@@ -123,8 +151,8 @@ def pointed(tab: Any, plot: str, selector: str, place: int, dx: float = 0.5) -> 
 
 def test_a_hover_names_the_client_and_the_round(opened: Open) -> None:
     tab = opened()
-    assert pointed(tab, "clients", ".point:not(.entry *)", 2).startswith("client 2after training: ")
-    assert pointed(tab, "weight", ".cell", 19).startswith("client 3round 5: 0.")  # the last
+    assert pointed(tab, "clients", ".point:not(.entry *)", 2).startswith("site 2after training: ")
+    assert pointed(tab, "weight", ".cell", 19).startswith("site 3round 5: 0.")  # the last
     said = pointed(tab, "accuracy", ".curve", 0, dx=0.99)
     assert said.startswith("round 5after training: ")
     assert "global model: " in said
@@ -175,19 +203,19 @@ def test_the_keyboard_reaches_everything_and_walks_over_the_points(opened: Open)
     assert {f"plot-{name}" for name in ("accuracy", "clients", "weight", "where", "seconds")} <= reached
     tab.locator("#plot-clients").focus()
     tab.keyboard.press("ArrowDown")
-    assert tab.locator("#message").text_content().startswith("client 0, after training: ")
+    assert tab.locator("#message").text_content().startswith("site 0, after training: ")
     tab.keyboard.press("ArrowDown")
-    assert tab.locator("#message").text_content().startswith("client 1, after training: ")
+    assert tab.locator("#message").text_content().startswith("site 1, after training: ")
     tab.keyboard.press("ArrowRight")
-    assert tab.locator("#message").text_content().startswith("client 1, before training: ")
-    playwright.expect(tab.locator("#plot-clients .tip")).to_contain_text("client 1before training")
+    assert tab.locator("#message").text_content().startswith("site 1, before training: ")
+    playwright.expect(tab.locator("#plot-clients .tip")).to_contain_text("site 1before training")
     tab.locator("#plot-weight").focus()
     for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
         tab.keyboard.press(key)
-    assert tab.locator("#message").text_content().startswith("client 1, round 2: 0.")
+    assert tab.locator("#message").text_content().startswith("site 1, round 2: 0.")
     tab.locator("#plot-accuracy").focus()
     tab.keyboard.press("ArrowRight")
-    assert "lowest: client" in tab.locator("#message").text_content()
+    assert "lowest: site" in tab.locator("#message").text_content()
     summary = tab.locator("#figure-accuracy summary")
     summary.focus()
     tab.keyboard.press("Enter")
@@ -228,6 +256,8 @@ def test_light_and_dark_follow_the_system_and_the_button(opened: Open) -> None:
         ("federation", PHONE, "dark", 8),
         ("site", DESKTOP, "light", 1),
         ("site", PHONE, "dark", 1),
+        ("verdict", DESKTOP, "dark", 12),
+        ("verdict", PHONE, "light", 12),
     ],
     ids=[
         "one-desktop light",
@@ -236,6 +266,8 @@ def test_light_and_dark_follow_the_system_and_the_button(opened: Open) -> None:
         "federation-phone dark",
         "site-desktop light",
         "site-phone dark",
+        "verdict-desktop dark",
+        "verdict-phone light",
     ],
 )
 def test_every_figure_is_drawn_and_fits_and_axe_finds_nothing_serious(
@@ -257,6 +289,34 @@ def test_every_figure_is_drawn_and_fits_and_axe_finds_nothing_serious(
     tab.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
     found = axe.Axe().run(tab).response["violations"]
     assert [f"{v['impact']} {v['id']}: {v['nodes'][0]['html'][:200]}" for v in found] == []
+
+
+def test_the_verdict_is_first_and_all_else_opens_where_it_is_asked_for(opened: Open) -> None:
+    tab = opened("verdict", PHONE, details=False)
+    top = tab.locator("#plot-verdict").bounding_box()["y"]
+    assert top < PHONE["height"] / 2
+    assert tab.locator("#plot-verdict .side").count() == 2
+    assert tab.locator("#plot-verdict .point").count() == 5  # four sites and their mean
+    assert "▲ better together" in tab.locator("#plot-verdict").text_content()
+    assert HOSTILE in tab.locator("#text-verdict").text_content()
+    assert tab.locator("main script, main img").count() == 0
+    assert not tab.locator("#plot-accuracy").is_visible()
+    tab.locator("#plot-verdict").focus()
+    tab.keyboard.press("ArrowDown")
+    assert (
+        tab.locator("#message")
+        .text_content()
+        .startswith("a, gain: 10.0 points (5.0 to 15.0), better together")
+    )
+    tab.locator("nav a[href='#accuracy']").click()
+    until(tab, "document.getElementById('plot-accuracy').drawing")
+    assert tab.locator("#plot-accuracy .curve").count() > 0
+    tab.locator("#details > summary").click()
+    assert not tab.locator("#plot-accuracy").is_visible()
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert tab.locator("#plot-accuracy").is_visible()  # on paper is everything
+    tab.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert not tab.locator("#plot-accuracy").is_visible()
 
 
 def test_a_figure_can_be_saved(opened: Open, tmp_path: Path) -> None:
@@ -296,7 +356,7 @@ def test_a_live_page_shows_new_rounds_and_keeps_the_view(
             tab,
             "document.querySelector('#plot-accuracy').drawing.points.some((one) => one.head === 'round 5')",
         )
-        playwright.expect(tab.locator("#part-subtitle")).to_contain_text("5 rounds, 4 clients")
+        playwright.expect(tab.locator("#part-subtitle")).to_contain_text("5 rounds, 4 sites")
         assert tab.locator("#plot-accuracy .curve").count() == 2  # one is still hidden
         assert tab.locator("#part-table-weight table").is_visible()
         assert "round 5" in tab.locator("#part-table-weight thead").text_content()

@@ -111,7 +111,7 @@ def test_the_page_and_its_news(serve: Serve, run: Path, runs: dict[str, Path]) -
     second = data_of(update)
     assert len(second["figures"]["accuracy"]["lines"][0]["y"]) == 5
     assert second["ended"]
-    assert '<p id="part-subtitle">5 rounds, 4 clients' in update
+    assert '<p id="part-subtitle">5 rounds, 4 sites' in update
     assert '<th scope="row">5</th>' in update
 
 
@@ -246,6 +246,7 @@ def test_a_folder_that_went_away_is_said(serve: Serve) -> None:
     assert asked(server) == (503, "text/plain; charset=utf-8", b"there is no folder\n")
 
 
+@pytest.mark.job
 def test_the_command_says_where_it_listens_and_ends_with_ctrl_c(run: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         command("watch", run, "--port", "0"),

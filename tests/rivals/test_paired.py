@@ -12,6 +12,7 @@ from copfl.stats import over_samples
 LOG_LOSS = METRICS["log_loss"]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("name", ["accuracy", "rmse", "mae"])
 def test_the_fast_form_is_the_plain_bootstrap(name: str) -> None:
     metric, rng = METRICS[name], np.random.default_rng(0)

@@ -34,6 +34,7 @@ def tasks(count: int = 1, kind: str = CLASSIFICATION) -> dict[int, SiteTask]:
     return of_sites
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(("kind", "processes"), [(CLASSIFICATION, 2), (REGRESSION, 1)])
 def test_they_have_the_bits_of_one_process(kind: str, processes: int) -> None:
     sites = tasks(3, kind)
@@ -51,6 +52,7 @@ def test_they_have_the_bits_of_one_process(kind: str, processes: int) -> None:
             assert np.array_equal(rival.fitted[0](new), expected[name].fitted[0](new))
 
 
+@pytest.mark.job
 def test_more_processes_than_sites_are_not_started() -> None:
     with process.beside(tasks(), 5) as trained:
         assert list(trained()) == [1]
@@ -95,6 +97,7 @@ def test_nothing_is_left_running(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [child.returncode for child in started] == [-9, -9]
 
 
+@pytest.mark.job
 def test_it_imports_no_torch_and_no_module_of_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

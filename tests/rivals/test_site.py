@@ -173,6 +173,7 @@ def test_folds_are_of_equal_size_and_of_two_rows_there_are_two() -> None:
     assert folds_of(2, 0).tolist() in ([0, 1], [1, 0])
 
 
+@pytest.mark.job
 def test_the_constant_answer_does_not_seem_better_at_small_sites_than_it_is() -> None:
     """Its cross-validated log loss is that of new rows; if folds had the classes of the site, it would be lower."""
     rng = np.random.default_rng(0)

@@ -512,6 +512,7 @@ def test_a_python_branch_on_a_tensor_is_one_error_and_runs_one_by_one(
     assert called(capsys, *words, "--out", "one-by-one", "--engine", "sequential").code == 0
 
 
+@pytest.mark.job
 def test_values_are_rows_of_a_comparison(package: Path) -> None:
     from mypackage.algos import FedMine, Part  # type: ignore[import-not-found]
 

@@ -121,8 +121,8 @@ def test_the_page_lists_the_functions_that_hand_the_learning_rate_on(way: Way) -
     assert "--lr" in {field.name: field.metadata["names"] for field in declared(Optimizer)}["lr"]
     last = "core.optim.Sgd.__post_init__"
     assert way.handing_on == [*PLACES, last]
-    assert "passes eleven functions" in SECTION
-    assert len(PLACES) == 11
+    assert "passes twelve functions" in SECTION
+    assert len(PLACES) == 12
     assert len(CHECKS) == 3
     assert {*CHECKS} - {last} <= way.looking
 

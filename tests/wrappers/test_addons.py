@@ -100,6 +100,7 @@ def test_own_statistics_are_those_of_all_own_samples() -> None:
 
 
 # A plain mean, in which every add-on is tried with another method too: experiment/test_repeatable.py.
+@pytest.mark.job
 @pytest.mark.parametrize("name", quick(["copfl", "fedavg", "fedpoe"], ["fedavg"]))
 def test_all_addons_together_breaks_no_law(name: str) -> None:
     algorithm = ALGORITHMS[name](optimizer=Adam(lr=1e-2))

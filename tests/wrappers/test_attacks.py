@@ -118,6 +118,7 @@ def test_an_honest_client_is_not_touched_and_an_attacker_is() -> None:
     assert torch.allclose(after(Attacked(FedAvg(), "sign_flip", (0,), 1.0)), first + plain - w1)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("name", "attack"), [("copfl", "noise"), pytest.param("fedavg", "label_flip", marks=slow)]
 )
@@ -126,6 +127,7 @@ def test_it_is_an_algorithm_like_any_other(name: str, attack: str) -> None:
     check_algorithm(attacked, rounds=2, batch=6, norm="none")
 
 
+@pytest.mark.job
 def test_a_run_names_the_attackers_and_tells_the_honest_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ def test_a_client_that_is_left_out_does_not_count_in_the_mean() -> None:
     assert without_any_more.server.weight.tolist() == [0, 1, 0]  # who is left out stays so
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("name", ["fedavg", "copfl"])
 def test_without_weight_is_as_if_the_uploads_did_not_arrive(name: str) -> None:
     """Also for CO-PFL, whose clients subtract their own uploads from what they receive."""
@@ -54,6 +55,7 @@ def test_without_weight_is_as_if_the_uploads_did_not_arrive(name: str) -> None:
     assert (found.metric("weight")[:, 2] == 0).all()
 
 
+@pytest.mark.job
 def test_it_is_an_algorithm_like_any_other() -> None:
     check_algorithm(ByEvidence(ALGORITHMS["copfl"]()), rounds=2, norm="none")
 

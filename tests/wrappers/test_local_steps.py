@@ -119,6 +119,7 @@ def run(folder: Path, **more: Any) -> Any:
     return copfl.run("ditto", "digits", clients=4, run=RUN | more, out=folder)
 
 
+@pytest.mark.job
 def test_a_run_that_was_stopped_in_the_middle_of_a_pass_resumes_byte_for_byte(tmp_path: Path) -> None:
     """Its clients have 15 samples or more and take 7 steps of 16 a round: few rounds end with a pass."""
     whole = tmp_path / "whole"
@@ -161,6 +162,7 @@ def test_an_algorithm_without_steps_refuses_their_number() -> None:
         copfl.complete({"algorithm": {"name": "levels"}, "data": {"name": "heart"}, "run": {"steps": 5}})
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("name", quick(STEPPING))
 def test_every_algorithm_with_local_steps(name: str) -> None:
     """That the engines agree, with clients of unequal size and one round in which half take part."""

@@ -107,6 +107,7 @@ def test_a_change_that_overflows_is_no_more_visible_than_a_broken_training() -> 
     assert float((private.upload.w - down.down.w)[1:].std()) == pytest.approx(1 / math.sqrt(2), rel=0.15)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("name", quick(["copfl", "fedper"], ["copfl"]))
 def test_it_is_an_algorithm_like_any_other(name: str) -> None:
     check_algorithm(Private(ALGORITHMS[name](), 4, 4, seed=2), rounds=2, batch=6, norm="none")

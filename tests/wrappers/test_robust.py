@@ -110,6 +110,7 @@ def test_the_median_of_uploads_by_hand() -> None:
     )
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "algorithm",
     [pytest.param(Clipped(ALGORITHMS["fedselect"]()), marks=slow), Trimmed(ALGORITHMS["copfl"]())],

@@ -154,6 +154,7 @@ def test_an_entry_that_nobody_shares_keeps_its_value_and_its_moments() -> None:
     torch.testing.assert_close(server.server.w[1:], before.server.w[1:] + 1.5)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("name", "rule"),
     [

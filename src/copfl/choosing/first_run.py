@@ -15,14 +15,13 @@ from copfl.choosing.candidates import ALONE, APFL, MEASURES, Candidate, Facts, T
 from copfl.choosing.choice import choose
 from copfl.choosing.evaluate import Evaluated, Room, evaluate, of_rivals
 from copfl.choosing.folds import Folds
-from copfl.data.clients.partition import Partition
 from copfl.data.samples import MULTILABEL, REGRESSION, SURVIVAL, Dataset
 from copfl.engine.machine import processors
 from copfl.errors import UsageError, option
 from copfl.experiment.choice import CHOICE, Choice
 from copfl.experiment.experiment import Experiment
 from copfl.experiment.own_models import models_by_client, size_of, written
-from copfl.experiment.preparation import prepare
+from copfl.experiment.preparation import on_device, prepare
 from copfl.experiment.rivals import FEATURES, RivalPlan, plan_of, rivals_beside, trained_rivals
 from copfl.experiment.training import NOTHING, Given, baseline_of
 from copfl.experiment.verdict import VERDICT
@@ -75,12 +74,13 @@ def completed_run(*layers: Layer | Run, preset: str = "") -> tuple[Run, Given]:
         layers: Settings by title and key, or an incomplete record; later ones win.
         preset: The name of a preset, which is below the layers.
     """
-    run = complete(*layers, preset=preset)
+    run = on_device(complete(*layers, preset=preset))
     plain = [layer for layer in layers if not isinstance(layer, Run)]
     says_how = bool(preset) or len(plain) < len(layers)  # a preset and a record say how to train
+    plain.append({"run": {"device": run.run.device}})  # once, for every training of the choice
     is_free = not says_how and is_open(run, plain)
     if run.run.find_rounds == "first":
-        return _chosen(run, plain) if is_free else with_found_rounds(run)
+        return _chosen(run, plain) if is_free else found_and_judged(run)
     if is_free and any("rounds" in layer.get("run", {}) for layer in plain):
         without = [_without(layer, "run", "rounds") for layer in plain]
         if (searched := complete(*without)).run.find_rounds == "first":  # only their number is named
@@ -94,12 +94,23 @@ def _without(layer: Layer, kind: str, key: str) -> Layer:
     return {**layer, kind: kept} if kind in layer else layer
 
 
-def with_found_rounds(run: Run) -> tuple[Run, Given]:
-    """The run of a named method, for as many rounds as have the lowest loss on rows that it did not see; the verdict.
+def with_found_rounds(run: Run) -> Run:
+    """The run of a named method, for as many rounds as have the lowest loss on rows that it did not see.
 
     Args:
         run: The settings. `run.rounds` is the most that is looked at.
     """
+    return found_and_judged(run, has_verdict=False)[0]
+
+
+def found_and_judged(run: Run, has_verdict: bool = True) -> tuple[Run, Given]:
+    """As `with_found_rounds`, with the verdict on the method.
+
+    Args:
+        run: As of `with_found_rounds`.
+        has_verdict: Whether it has one, for which each site's models alone are needed.
+    """
+    run = on_device(run)
     if run.privacy:
         raise UsageError(
             'run.find_rounds="first" trains twice, and noised uploads of the first training would also spend '
@@ -107,9 +118,9 @@ def with_found_rounds(run: Run) -> tuple[Run, Given]:
         )
     name = run.algorithm.name or "the method"
     room = Room.of(run)
-    off = dataclasses.replace(run, run=dataclasses.replace(run.run, find_rounds="off"))
+    off = dataclasses.replace(run, run=dataclasses.replace(run.run, find_rounds="off", rivals=False))
     alike, plan = None, None
-    if run.run.rivals:
+    if run.run.rivals and has_verdict:
         alike = prepare(off)
         plan = plan_of(alike)
     tried = only(name, () if plan is None else plan.kinds, run.run.local_baseline)
@@ -124,7 +135,7 @@ def with_found_rounds(run: Run) -> tuple[Run, Given]:
     found = _with_rounds(run, evaluated, name)
     also = f", and {found.run.rounds_alone} of training alone," if name + ALONE in evaluated else ""
     logger.info(f"{found.run.rounds} rounds{also} had the lowest loss")
-    return found, verdict_of(evaluated, tried, room, [])
+    return found, verdict_of(evaluated, tried, room, []) if has_verdict else NOTHING
 
 
 def _chosen(run: Run, layers: Sequence[Layer], rounds: int = 0) -> tuple[Run, Given]:
@@ -150,8 +161,10 @@ def _chosen(run: Run, layers: Sequence[Layer], rounds: int = 0) -> tuple[Run, Gi
 
     room = Room.of(run)
     off = {"run": {"find_rounds": "off"}}
-    features = _features(room.samples, room.folds.whole)
-    alike = prepare(completed({**off, "algorithm": {"name": "levels"}} if features else off))
+    features = table_features(room.samples)
+    # For the rows as rivals take them; it says nothing of rivals after the rounds, as they are trained now.
+    quiet: Layer = {"run": {**off["run"], "rivals": False}}
+    alike = prepare(completed({**quiet, "algorithm": {"name": "levels"}} if features else quiet))
     plan = plan_of(alike)
     has_rate = any("lr" in layer.get("optimizer", {}) for layer in layers)
     facts = Facts(
@@ -222,6 +235,7 @@ def verdict_of(
         together=[name for name in names if name not in alone],
         alone=alone,
         choose=partial(lowest, alone=alone, is_rmse=is_rmse, without_exceptions=fixed),
+        only_shown=only_shown,
         units=None if units is None else [units[rows] for rows in room.folds.whole.train],
         is_rmse=is_rmse,
         seed=0,
@@ -229,7 +243,7 @@ def verdict_of(
     return {VERDICT: verdict}
 
 
-def _features(samples: Dataset, whole: Partition) -> int:
+def table_features(samples: Dataset) -> int:
     """Numbers of a row of a table of classes, values or labels; 0 of other samples."""
     is_table = not isinstance(samples.train.x, dict) and samples.train.x.ndim == 2
     is_text = is_table and samples.train.x.dtype.kind in "US"

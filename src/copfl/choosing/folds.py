@@ -85,7 +85,16 @@ def folds(whole: Partition, samples: Dataset, seed: int) -> Folds:
         known = np.unique(everything)
         of_known = folds_of(len(known), seed, None if units is None else units[known])
         return Folds(whole, tuple(of_known[np.searchsorted(known, own)] for own in rows), number)
-    of = tuple(
-        folds_of(len(own), seed_of_site(seed, y[own]), None if units is None else units[own]) for own in rows
-    )
+    of = tuple(folds_of_site(y[own], seed, None if units is None else units[own]) for own in rows)
     return Folds(whole, of, number)
+
+
+def folds_of_site(y: Array, seed: int, unit: Array | None) -> Array:
+    """The fold of each of a site's training rows, which it draws by itself.
+
+    Args:
+        y: Their targets.
+        seed: Of the run.
+        unit: What belongs together; None: each row is alone.
+    """
+    return folds_of(len(y), seed_of_site(seed, y), unit)

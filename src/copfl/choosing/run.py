@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 from typing import Unpack
 
-from copfl.choosing.first_run import completed_run, with_found_rounds
+from copfl.choosing.first_run import completed_run, found_and_judged
 from copfl.core.algorithm import AnyAlgorithm
 from copfl.experiment import folder as run_folder
 from copfl.experiment.preparation import prepare
@@ -59,7 +59,7 @@ def run(
     if record is not None and record.is_complete:
         _check_nothing_beside(layer, preset)
         is_open = record.run.find_rounds == "first"
-        description, given = with_found_rounds(record) if is_open else (record, NOTHING)
+        description, given = found_and_judged(record) if is_open else (record, NOTHING)
     else:
         below = () if record is None else (record,)
         layer["run"] = {"find_rounds": "auto"} | layer.get("run", {})

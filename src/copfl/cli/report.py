@@ -84,8 +84,10 @@ def report(
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     contents = {target: document.render(made).encode()}
     if figures is not None:
-        for chart in (chart for section in made.sections for chart in section.charts):
-            for kind, content in charts.pictures([[chart]]).items():
+        answer = [] if made.answer is None else [made.answer]
+        for chart in (chart for section in (*answer, *made.sections) for chart in section.charts):
+            title = chart.title if isinstance(chart, charts.GainChart) else ""
+            for kind, content in charts.pictures([[chart]], title).items():
                 contents[figures / f"{chart.name}.{kind}"] = content
     for path, content in contents.items():
         write_bytes(path, content, durable=False)

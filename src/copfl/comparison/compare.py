@@ -53,6 +53,7 @@ from copfl.comparison.rows.entry_settings import (
     job_of,
     optimizer_of,
     row_settings,
+    with_device,
     with_one_optimizer,
 )
 from copfl.comparison.rows.rounds import RowRounds
@@ -127,7 +128,8 @@ def compare(
     named = rows_of(entries)
     named_code.name(code, modules_of(named))
     rows = entries_of(named)
-    base = with_one_optimizer(common_of(dataset, settings))
+    common = common_of(dataset, settings)
+    base = with_one_optimizer(common if executor else with_device(common))  # another machine finds its own
     base["run"] = {"find_rounds": "auto", **base.get("run", {})}
     seeds, space = check_seeds(seeds), space_of(tune or {}, "tune")
     tune_seeds = check_seeds(seeds[:1] if tune_seeds is None else tune_seeds, "tune_seeds")

@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from copfl.errors import UsageError, above, one_of
+from copfl.kernels.fused import as_rows
 
 PADDING = -100  # a target token that does not count, as in torch's cross-entropy
 log_softmax: Callable[[Tensor], Tensor] = partial(F.log_softmax, dim=-1)
@@ -328,12 +330,47 @@ def _as_they_are(outputs: Tensor) -> Tensor:
     return outputs
 
 
+class _Relative(torch.autograd.Function):
+    """Values of which only the differences count: what is added to all of them has a gradient of exactly zero.
+
+    By rounding alone the gradient's sum would be some 1e-9, of which Adam makes steps of full size. So a constant that
+    nothing determines would move, and elsewhere on every machine. The gradient is rounded to multiples of one power of
+    two, few enough that every sum of them is exact, in any order.
+    """
+
+    @staticmethod
+    def forward(values: Tensor) -> Tensor:  # [..., b]
+        return values.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (grad,) = grads
+        large = 4 * grad.abs().sum(-1, keepdim=True)
+        unit = large * (1 + torch.finfo(grad.dtype).eps) - large
+        rounded = (grad + large) - large
+        rank = rounded.abs().argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+        rest = rounded.sum(-1, keepdim=True)  # a unit less of the largest, which notice it least
+        rounded = rounded - torch.where(rank < (rest.abs() / unit).floor(), rest.sign() * unit, 0)
+        return rounded - torch.where(rank == 0, rounded.sum(-1, keepdim=True), 0)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], values: Tensor) -> tuple[Tensor, int]:
+        return _relative(as_rows(info.batch_size, in_dims, [values])[0]), 0
+
+
+_relative: Callable[[Tensor], Tensor] = _Relative.apply
+
+
 def _partial_likelihood(ties: str, outputs: Tensor, y: Tensor) -> Tensor:
     """Of each event, minus the logarithm of its share in the hazards of those at risk; of a censored time 0.
 
     With Efron's rule, the l-th of d events at one time has l / d of their own hazards taken away.
     """
-    risk, time, seen = outputs[:, 0], y[:, 0], y[:, 1] > 0.5
+    risk, time, seen = _relative(outputs[:, 0]), y[:, 0], y[:, 1] > 0.5
     at_risk = time >= time[:, None]  # [event, sample]
     if y.shape[1] > 2:
         at_risk = at_risk & (y[:, 2] < time[:, None])

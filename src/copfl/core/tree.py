@@ -104,7 +104,13 @@ def rows(tree: T, ids: Tensor) -> T:
 
 def put_rows(tree: T, ids: Tensor, values: T) -> None:
     """Writes the values into these clients' rows, in place."""
-    each(lambda t, v: t.index_copy_(0, ids.to(t.device), v.to(t.device)), tree, values)
+
+    def put(t: Tensor, v: Tensor) -> None:
+        # A part of a record that an update hands on unchanged is still the memory that it would be written to.
+        is_own = v.untyped_storage().data_ptr() == t.untyped_storage().data_ptr()
+        t.index_copy_(0, ids.to(t.device), v.clone() if is_own else v.to(t.device))
+
+    each(put, tree, values)
 
 
 def repeat(tree: T, clients: int) -> T:

@@ -22,7 +22,7 @@ from copfl.core.algorithm import AnyAlgorithm, next_plan, traits
 from copfl.core.task import Data, Task
 from copfl.data.clients.federation import FederatedData
 from copfl.engine import mapping
-from copfl.engine.cuda_graph import out_of_memory
+from copfl.engine.cuda_graph import WARMUP, out_of_memory
 from copfl.engine.machine import processors
 from copfl.engine.mapping import Chunk, Group, Mapping, run_chunk
 from copfl.errors import RunError, UsageError, how_to_set, option
@@ -213,6 +213,24 @@ def total_seconds(load: Workload, engine: Mapping) -> float:
     return seconds(load, engine, enough=PARALLEL_FROM / load.local_updates) * load.local_updates
 
 
+def gpu_seconds(load: Workload, engine: Mapping) -> float:
+    """The seconds of all local updates on a GPU, once they are recorded.
+
+    Args:
+        load: What is trained.
+        engine: How.
+    """
+    chunk, factor = _trial(load, min(engine.chunk, load.federation.clients), load.batch)
+    for number in range(WARMUP + 2):  # the last one is a replay
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        run_chunk(load.algorithm, load.task, engine, chunk, ())
+        torch.cuda.synchronize()
+        elapsed = time.perf_counter() - start if number else math.inf
+    engine.release()
+    return elapsed * factor * load.local_updates
+
+
 def processes(load: Workload, engine: Mapping, states: int, total: float) -> int:
     """The number of worker processes: one for each processor if the run is long, else one; on a GPU one.
 
@@ -312,7 +330,7 @@ def _trial(load: Workload, clients: int, samples: int) -> tuple[Chunk, float]:
     )
     chunk = Chunk(
         server=algorithm.server_init(task, federation.clients),
-        ids=torch.from_numpy(ids),
+        ids=torch.from_numpy(ids).to(task.device),
         clients=records,
         groups=(Group(None, data, federation.test.rows(ids), tuple(epoch[:1] for epoch in batches)),),
     )

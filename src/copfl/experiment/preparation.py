@@ -41,6 +41,7 @@ from copfl.wrappers.local_steps import with_local_steps
 from copfl.wrappers.privacy import check_sums
 
 logger = logging.getLogger(__name__)
+of_device = logging.getLogger("copfl.device")  # a comparison tells of its device, too, and not of each run
 
 
 def prepare(run: Run, *, validation: float = 0.0) -> Experiment:
@@ -53,6 +54,7 @@ def prepare(run: Run, *, validation: float = 0.0) -> Experiment:
         validation: Fraction of each client's training samples that replaces its test samples, except in a
             partition that the record has as a value.
     """
+    run = on_device(run)
     device = computing(run.run)
     samples = dataset(run)
     parts = partition(run, samples, validation)
@@ -81,9 +83,56 @@ def prepare(run: Run, *, validation: float = 0.0) -> Experiment:
     if run.run.own_models:
         experiment = own_models.with_own_models(experiment)
     planned = rivals.plan_of(experiment) if run.run.rivals else None
-    if planned is not None and planned.effort.seconds >= rivals.SAID:
+    if (
+        planned is not None
+        and planned.effort.seconds >= rivals.SAID
+        and not rivals.are_known(experiment, planned)
+    ):
         logger.info(f"after the rounds, {planned.text}")
     return experiment
+
+
+def on_device(run: Run) -> Run:
+    """The run with its device named: of "auto" the GPU if there is one and the rounds take less time on it.
+
+    The CPU's time is estimated first. Where it is not much more than a GPU takes to begin, that decides; else local
+    updates are timed on both. A search for the rounds looks at their largest number, so its time is that too.
+
+    Args:
+        run: The settings.
+    """
+
+    def on(device: str) -> Run:
+        return dataclasses.replace(run, run=dataclasses.replace(run.run, device=device))
+
+    if run.run.device != "auto":
+        return run
+    one_of_several = ranks.joined() and torch.cuda.is_available()  # each with a GPU: nothing is compared
+    if one_of_several:
+        return on("cuda")
+    if not torch.cuda.is_available() or run.run.workers > 1 or run.run.threads > 1:
+        return on("cpu")
+    quiet = dataclasses.replace(run.run, rivals=False, device="cpu")
+    seconds = {"cpu": autotune.total_seconds(*_load_of(dataclasses.replace(run, run=quiet)))}
+    if seconds["cpu"] > WORTH_A_GPU:
+        quiet = dataclasses.replace(quiet, device="cuda")
+        seconds["cuda"] = autotune.gpu_seconds(*_load_of(dataclasses.replace(run, run=quiet)))
+    device = min(seconds, key=lambda name: seconds[name])
+    times = " and ".join(f"{value:.0f} s on {name}" for name, value in seconds.items())
+    of_device.info(f"device {device}: the rounds take about {times}, at most; --device names one")
+    return on(device)
+
+
+WORTH_A_GPU = 10.0  # seconds on the CPU: a GPU takes as long to begin, to compile its kernels and to record
+
+
+def _load_of(run: Run) -> tuple[autotune.Workload, Engine]:
+    """The local updates of a run, and their engine."""
+    e = prepare(run)
+    e.training.compute()
+    settings = e.settings
+    sizes = (settings.batch, settings.participants, settings.rounds)
+    return autotune.Workload(e.algorithm, *e.training[:2], *sizes), e.engine
 
 
 def computing(settings: RunSettings) -> torch.device:
@@ -109,7 +158,7 @@ def computing(settings: RunSettings) -> torch.device:
 
 
 def device_of(name: str) -> torch.device:
-    """The device by its name, if this machine has it; "auto" is the GPU where there is one."""
+    """The device by its name, if this machine has it; "auto" is the GPU where there is one, see `on_device`."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -187,8 +187,13 @@ class Recording:
 
     @property
     def client_titles(self) -> list[str]:
-        """Such as "client 3", or "client 3 (north)" where the data name their clients."""
+        """Such as "site 3", or "site 3 (north)" where the data name their sites."""
         return client_titles(self.client_names)
+
+    @property
+    def site_names(self) -> list[str]:
+        """The name of each site, or such as "site 3", for people."""
+        return [f"site {name}" if name == str(n) else name for n, name in enumerate(self.client_names)]
 
     @property
     def short_names(self) -> list[str]:

@@ -176,15 +176,17 @@ class Result(RunRecord):
 
         return views.frame(self, of)
 
-    def plot(self, path: str | Path | None = None) -> Any:
-        """A figure of matplotlib: the curves over the rounds, and each client's gain where it is known.
+    def plot(self, path: str | Path | None = None, *, of: str = "gains") -> Any:
+        """A figure of matplotlib: each site's gain over the best that it has alone, with its interval.
 
         Args:
-            path: Of a file that it is saved in, such as "curves.png"; None: in none.
+            path: Of a file that it is saved in, such as "gains.png"; None: in none.
+            of: "gains", or "rounds" for the curves over the rounds. Where nothing is known of the sites alone, there
+                are the curves only.
         """
         from copfl.experiment import views  # it shows results
 
-        figure = views.picture(self)
+        figure = views.picture(self, of)
         if path is not None:
             figure.savefig(path)
         return figure

@@ -223,7 +223,7 @@ def rivals_of(
 
     if (plan := plan_of(e)) is None:
         return None
-    if plan.effort.seconds >= SAID:
+    if plan.effort.seconds >= SAID and not are_known(e, plan):
         logger.info(plan.text)
     return _judged(trained_rivals(e, plan), e.clients, of_site, own)
 
@@ -391,6 +391,16 @@ def rivals_beside(e: Experiment, plan: RivalPlan, processes: int) -> Iterator[Ca
     targets = {site: task.rows.y_test for site, task in tasks.items()}
     with process.beside(tasks, processes) as of_sites:
         yield lambda: _kept(known, TrainedRivals(of_sites(), targets, _judging(e), plan.inputs, plan.effort))
+
+
+def are_known(e: Experiment, plan: RivalPlan) -> bool:
+    """Whether the last federation's rivals are these, so that they take no time.
+
+    Args:
+        e: As of `trained_rivals`.
+        plan: As of `trained_rivals`.
+    """
+    return plan.inputs.how != FEATURES and _known_as(e, plan) in _trained
 
 
 def _known_as(e: Experiment, plan: RivalPlan) -> str:

@@ -6,6 +6,7 @@
 import contextlib
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Generator, Mapping
 from types import MappingProxyType
@@ -13,8 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from copfl.core import tree
 from copfl.core.algorithm import trained_alone
+from copfl.core.evaluation import predicted
 from copfl.core.selection import BestRounds, has_ended
+from copfl.data.samples import NEXT_TOKEN
 from copfl.data.sets.datasets import DATASETS
 from copfl.engine import ranks, simulate
 from copfl.engine.halves import ClientHalves
@@ -44,14 +48,16 @@ from copfl.experiment.models.client_models import (
 from copfl.experiment.models.new_clients import NEW_CLIENTS
 from copfl.experiment.own_models import kinds_of
 from copfl.experiment.result import Result
-from copfl.experiment.rivals import rivals_of
+from copfl.experiment.rivals import SLOW_INTERVALS, rivals_of
 from copfl.experiment.run_record import FINDINGS
 from copfl.experiment.verdict import CHECK, check_of
+from copfl.rivals.effort import MOST_SITES
+from copfl.rivals.paired import gain_interval, is_fast
 from copfl.settings import schema
 from copfl.settings.checking import options_of
 from copfl.settings.components import WRAPPERS
 from copfl.settings.schema import KINDS
-from copfl.stats import Numbers
+from copfl.stats import Interval, Numbers
 
 OnRound = Callable[[Round, float], None]  # a round as it ends, and the seconds it took
 Given = Mapping[Finding[Any], Any]  # what was found before the rounds
@@ -88,8 +94,9 @@ def train(
         cross = gains.cross_evaluation(e.training.task, e.training.federation, result.client_model, compared)
         logger.debug("training alone ...")
         constant = gains.constant_answers(e.federation, e.task.metrics[0])
-        alone = _alone(result, _each(told.on_round_alone, on_baseline_round))
-        GAINS.keep(result, Analysis(alone, cross, constant))
+        alone, trained = _alone(result, _each(told.on_round_alone, on_baseline_round))
+        intervals = () if trained is None else _intervals(result, trained, alone)
+        GAINS.keep(result, Analysis(alone, cross, constant, intervals))
     if experiment.settings.rivals:
         own = kinds_of(experiment.settings.own_models, experiment.clients)
         RIVALS.keep(result, rivals_of(experiment, result.kept_model, own))
@@ -114,8 +121,8 @@ def rounds_alone(e: Experiment) -> int:
     return 0 if alone is None or alone is e else alone.settings.rounds
 
 
-def _alone(result: Result, on_round: OnRound | None) -> Numbers:
-    """The primary metric of each client at its last evaluation, trained alone on the same batches.
+def _alone(result: Result, on_round: OnRound | None) -> tuple[Numbers, Result | None]:
+    """The primary metric of each client at its last evaluation, trained alone on the same batches, and that training.
 
     With the algorithm's optimizer, number of epochs and training add-ons; nan if it has no optimizer, and of a
     client that was in no round. It is a run of its own in the folder baseline/, so that it continues where it was
@@ -124,7 +131,7 @@ def _alone(result: Result, on_round: OnRound | None) -> Numbers:
     e, primary = result.experiment, result.primary.name
     alone = baseline_of(e)
     if alone is None:
-        return np.full(e.clients, np.nan)
+        return np.full(e.clients, np.nan), None
     trained = result
     if alone is not e:
         folder = None if result.folder is None else RunFolder(result.folder / run_folder.BASELINE)
@@ -132,7 +139,38 @@ def _alone(result: Result, on_round: OnRound | None) -> Numbers:
     values = trained.final(primary).copy()
     if trained.final_evaluation is not None:
         values[trained.final_evaluation.never_trained] = np.nan
-    return values
+    return values, trained
+
+
+def _intervals(result: Result, alone: Result, values: Numbers) -> list[Interval]:
+    """Of each client's gain over training alone, over its test samples; nan where it has none.
+
+    The models trained alone are those of the state after the last round: a client whose value is of another round
+    has no interval.
+
+    Args:
+        result: Of the federation, with the clients' models.
+        alone: The training alone.
+        values: The primary metric of the clients alone.
+    """
+    e, metric = result.experiment, result.primary
+    found, measured = [Interval(math.nan, math.nan)] * e.clients, 0
+    if alone is result or e.clients > MOST_SITES or e.task.criterion.kind == NEXT_TOKEN:
+        return found
+    (our_task, our_data), (their_task, their_data) = e.training[:2], alone.experiment.training[:2]
+    ours_at_end = result.final(metric.name)
+    for n in np.flatnonzero(np.isfinite(values) & np.isfinite(ours_at_end)).tolist():
+        if (kept := result.kept_model(n)) is None:
+            continue
+        theirs = received_model(alone.experiment.algorithm, their_task, alone.state, n)
+        ours, y = predicted(our_task, kept, tree.row(our_data.test.rows([n]), 0))
+        others, _ = predicted(their_task, theirs, tree.row(their_data.test.rows([n]), 0))
+        measured_here = [metric.of(ours, y), metric.of(others, y)]
+        is_same = np.allclose(measured_here, [ours_at_end[n], values[n]], rtol=1e-4, atol=1e-6)
+        if is_same and (is_fast(metric, y) or measured < SLOW_INTERVALS):
+            found[n] = gain_interval(metric, ours, others, y)
+            measured += 1
+    return found
 
 
 def baseline_of(e: Experiment) -> Experiment | None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from copfl import charts
-from copfl.charts import Dots, Line, Lines, values_of
+from copfl.charts import Line, Lines, values_of
 from copfl.errors import UsageError, unknown
+from copfl.experiment.answer import answer_of, cells_of
 from copfl.experiment.result import Result
 from copfl.measures.metrics import MetricInfo
 from copfl.rivals.records import TITLES
@@ -25,20 +26,23 @@ if TYPE_CHECKING:
 STAGES = {"": "after local training", "_before": "before local training", "_global": "global model"}
 MOST_ROWS = 30  # of the clients in a notebook
 FRAMES = ("clients", "rounds")
+PICTURES = ("gains", "rounds")
 
 
 def lines(result: Result) -> list[str]:
-    """What decides, in one to five lines."""
+    """What decides, in one to six lines."""
     said, metric = [str(result)], result.primary
     said.append(f"  {result.experiment.run.method_text}")
+    if (answer := answer_of(result)) is not None:
+        said.append(f"  {answer.headline}")
     if (gains := result.gains) is not None and np.isfinite(gains.gain).any():
         better, known = int((gains.gain > 0).sum()), int(np.isfinite(gains.gain).sum())
         said.append(
-            f"  alone {_mean(metric, gains.alone)}; {better} of {known} clients gain from the federation"
+            f"  alone {_mean(metric, gains.alone)}; {better} of {known} sites gain from the federation"
         )
     if result.rivals is not None:
         title = TITLES[result.rivals.chosen]
-        said.append(f"  {title} at each client alone {_mean(result.rivals.metric, result.rivals.best)}")
+        said.append(f"  {title} at each site alone {_mean(result.rivals.metric, result.rivals.best)}")
     if count := len(result.warnings):
         said.append(f"  {count} warning{'s' * (count > 1)}, see .warnings")
     return said
@@ -71,8 +75,12 @@ def columns_of(result: Result) -> dict[str, list[Any]]:
 
 
 def html(result: Result) -> str:
-    """A table of the clients, under the lines of `lines`."""
+    """A table of the sites with their gain, its interval and the verdict, under the headline and `lines`."""
     columns, metrics = columns_of(result), {metric.name: metric for metric in result.experiment.task.metrics}
+    answer = answer_of(result)
+    columns = {"site" if name == "client" else name: values for name, values in columns.items()}
+    if answer is not None:  # it has a gain of its own
+        columns.pop("gain", None)
 
     def cell(name: str, value: Any) -> str:
         if not isinstance(value, float):
@@ -84,9 +92,17 @@ def html(result: Result) -> str:
         [cell(name, value) for name, value in zip(columns, row, strict=True)]
         for row in zip(*columns.values(), strict=True)
     ]
+    head = list(columns)
+    if answer is not None:
+        head += ["gain", "95 % interval", "verdict"]
+        rows = [[*row, *cells_of(answer, n)] for n, row in enumerate(rows)]
     title, *notes = lines(result)
-    more = [f"and {len(rows) - MOST_ROWS} clients more"] if len(rows) > MOST_ROWS else []
-    return as_html(Table(title, list(columns), rows[:MOST_ROWS], [*more, *(note.strip() for note in notes)]))
+    if answer is not None:
+        title, notes = answer.headline, [title, *notes]
+        notes = [note for note in notes if note.strip() != answer.headline]
+        notes.append(f"gain: {answer.chart.x_title}")
+    more = [f"and {len(rows) - MOST_ROWS} sites more"] if len(rows) > MOST_ROWS else []
+    return as_html(Table(title, head, rows[:MOST_ROWS], [*more, *(note.strip() for note in notes)]))
 
 
 def frame(result: Result, of: str) -> Any:
@@ -112,10 +128,19 @@ def frame(result: Result, of: str) -> Any:
     )
 
 
-def picture(result: Result) -> Figure:
-    """The curves over the rounds, and each client's gain over training alone where it is known."""
+def picture(result: Result, of: str) -> Figure:
+    """Each site's gain with its interval, or the curves over the rounds.
+
+    Args:
+        result: What is drawn.
+        of: "gains" or "rounds"; where nothing is known of the gains, the rounds are drawn.
+    """
+    if of not in PICTURES:
+        raise unknown("picture", of, PICTURES)
     if not charts.available():
         raise UsageError(charts.MISSING)
+    if of == "gains" and (answer := answer_of(result)) is not None:
+        return charts.draw([[answer.chart]], answer.headline)
     metric = result.primary
     rounds = [float(record["round"]) for record in result.records]
     stages = {words: result.metric_or_nan(f"{metric.name}{end}") for end, words in STAGES.items()}
@@ -125,10 +150,4 @@ def picture(result: Result) -> Figure:
         for n, (words, table) in enumerate(shown.items())
     ]
     label = f"{metric.title}{', %' if metric.fraction else ''}"
-    panels: list[list[Any]] = [[Lines("curves", "Mean over clients", "", rounds, label, curves)]]
-    if (gains := result.gains) is not None and np.isfinite(gains.gain).any():
-        dots = [Line("gain over training alone", values_of(metric.factor * gains.gain))]
-        panels.append(
-            [Dots("gains", "Gain", "", result.client_names, f"gain{metric.points}", dots, zero=True)]
-        )
-    return charts.draw(panels, str(result))
+    return charts.draw([[Lines("curves", "Mean over sites", "", rounds, label, curves)]], str(result))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from copfl import __version__
-from copfl.charts import Chart, Dots, Heat, Value, figure
+from copfl.charts import Chart, Dots, GainChart, Heat, Value, figure
 from copfl.charts import Tree as TreeChart
 from copfl.sections import Section
 from copfl.tables import Table, number
@@ -54,6 +54,7 @@ class Document(NamedTuple):
     ended: bool = True  # whether a served page asks for no more updates
     heading: str = "Conclusion"
     problems: Sequence[str] = ()  # above the conclusion
+    answer: Section | None = None  # does it pay? First of all, with one chart; all else is folded then
     news: str = ""  # a sentence that a served page announces when it has changed
 
 
@@ -64,7 +65,8 @@ def render(document: Document, fingerprint: str = "") -> str:
         document: The page.
         fingerprint: Of the files that it shows; "": it asks for nothing.
     """
-    charts = [chart for section in document.sections for chart in section.charts]
+    shown = [*([] if document.answer is None else [document.answer]), *document.sections]
+    charts = [chart for section in shown for chart in section.charts]
     data = {
         "figures": {chart.name: figure(chart) for chart in charts},
         "fingerprint": fingerprint,
@@ -81,6 +83,7 @@ def render(document: Document, fingerprint: str = "") -> str:
             policy=content_security_policy(live=bool(fingerprint)),
             style=_asset(STYLE),
             scripts=[_asset(name) for name in SCRIPTS],
+            chart_texts={chart.name: text_of(chart) for chart in charts},
             chart_tables={chart.name: table_of(chart) for chart in charts},
             data=json.dumps(_rounded(data), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         )
@@ -143,8 +146,30 @@ def _directed(value: Any) -> Any:
     return DIRECTIONS.sub("\ufffd", value) if type(value) is str else value
 
 
+def text_of(chart: Chart) -> str:
+    """What a chart of gains shows, row by row, for a screen reader; "" of other charts, which have a table."""
+    if not isinstance(chart, GainChart):
+        return ""
+    rows = [
+        f"{row.label}: {row.words}"
+        + (f", {row.gain:+z.{chart.digits}f}{chart.unit}" if math.isfinite(row.gain) else "")
+        for row in chart.shown
+    ]
+    more = [f"{chart.folded} more rows are between them."] if chart.folded else []
+    return " ".join([*(f"{row}." for row in rows), *more])
+
+
 def table_of(chart: Chart) -> Table:
     """The numbers of a chart; of many rounds, some."""
+    if isinstance(chart, GainChart):
+        digits = chart.digits
+        rows = [
+            [row.label, *(f"{v:+z.{digits}f}" if math.isfinite(v) else "" for v in row[1:4]), row.words]
+            for row in chart.shown
+        ]
+        notes = [f"{chart.folded} more are between them"] if chart.folded else []
+        head = [chart.row_title, "gain", "low end", "high end", "verdict"]
+        return Table(chart.title, head, rows, [*notes, chart.x_title])
     if isinstance(chart, TreeChart):
         above = ["" if parent < 0 else chart.labels[parent] for parent in chart.parents]
         levels = [str(level + 1) for level in chart.levels]

@@ -81,13 +81,13 @@ class Everyday(TypedDict, total=False):
     batch_size: Annotated[int, "Samples per training step."]
     participation: Annotated[float, "Fraction of the clients in each round."]
     seed: Annotated[int, "Of all randomness of a run; a comparison has `seeds`."]
-    device: Annotated[str, '"cpu", "cuda", "cuda:N" or "auto".']
+    device: Annotated[str, '"cpu", "cuda", "cuda:N" or "auto", a GPU if there is one and it is faster.']
     data_dir: Annotated[str | Path, "Folder of the data sets."]
     target: Annotated[str, "The column of a table to predict; several with commas."]
     client: Annotated[str, "The column of a table that names the client."]
     text: Annotated[str, "The column of a table with the texts to learn from."]
     group: Annotated[
-        str, "The column of a table that says what belongs together, on one side of every split."
+        str, "The column of a table that says what of a site belongs together, on one side of every split."
     ]
     time: Annotated[str, "The column of a table that says when: the later rows of each client are test."]
     split: Annotated[int, "Seed of the draw of a table's test rows, which `seed` does not change."]

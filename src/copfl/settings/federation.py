@@ -1,6 +1,6 @@
 """The description of a federation: a run, and what only several machines need. Without torch.
 
-It has the tables of run.toml and four more: [network], [secure], [samples] and [session].
+It has the tables of run.toml and five more: [network], [secure], [samples], [choice] and [session].
 """
 
 import dataclasses
@@ -213,6 +213,27 @@ class SampleDescription(CheckedRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Choice(CheckedRecord):
+    """[choice]: methods among which the federation chooses by losses of rows that each site holds out."""
+
+    title: ClassVar[str] = "choice"
+
+    candidates: str = setting(
+        "",
+        "Names of methods, separated by commas: levels, levels with slopes; none: the method is named.",
+        policy=Free(),
+    )
+    folds: int = setting(
+        5, "Parts of each site's rows, each held out once.", minimum=2, maximum=5, policy=AtMost(5)
+    )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the candidates, the simplest first."""
+        return tuple(name.strip() for name in self.candidates.split(",") if name.strip())
+
+
+@dataclass(frozen=True, kw_only=True)
 class Session(CheckedRecord):
     """[session]: one start of a run. It changes nothing of what is learned."""
 
@@ -227,6 +248,12 @@ class Session(CheckedRecord):
         False,
         "No training, but sums for the encoders that the contract leaves open.",
         policy=Free("statistics.allowed"),
+    )
+    choose: bool = setting(
+        False, "Measure the candidates of [choice] on held-out rows, instead of training.", policy=Free()
+    )
+    taken: str = setting(
+        "", "The candidate of [choice] that is trained; none: as [algorithm] says.", policy=Free()
     )
     join: int = setting(
         0,
@@ -251,9 +278,19 @@ class Federation:
     network: Network = field(default_factory=Network)
     secure: Secure = field(default_factory=Secure)
     samples: SampleDescription = field(default_factory=SampleDescription)
+    choice: Choice = field(default_factory=Choice)
     session: Session = field(default_factory=Session)
 
     def __post_init__(self) -> None:
+        if self.session.taken not in ("", *self.choice.names):
+            known = ", ".join(self.choice.names) or "there are none"
+            raise SettingError(
+                "session.taken",
+                self.session.taken,
+                f"is none of the candidates that members agreed on: {known}",
+            )
+        if self.session.choose and not self.choice.names:
+            raise SettingError("session.choose", True, "needs the names of methods in choice.candidates")
         if self.network.min_replies > self.selected:
             raise SettingError(
                 "network.min_replies",
@@ -323,7 +360,9 @@ class Federation:
         return dataclasses.replace(self, session=dataclasses.replace(self.session, **session))
 
 
-OWN: dict[str, type[Any]] = {record.title: record for record in (Network, Secure, SampleDescription, Session)}
+OWN: dict[str, type[Any]] = {
+    record.title: record for record in (Network, Secure, SampleDescription, Choice, Session)
+}
 # The tables that a federation has, with the record of each.
 RECORDS: dict[str, type[Any]] = {title: schema.KINDS[title] for title in RUN_TABLES} | OWN
 TITLES = tuple(RECORDS)

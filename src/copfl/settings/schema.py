@@ -103,7 +103,9 @@ class Data(Component):
     client: str | None = in_data(None, "The column that names the client.", "--client")
     text: str | None = in_data(None, "The column of texts to learn from.", "--text")
     group: str | None = in_data(
-        None, "The column of a table that says what belongs together, on one side of every split.", "--group"
+        None,
+        "The column of a table that says what of a site belongs together, on one side of every split.",
+        "--group",
     )
     time: str | None = in_data(
         None, "The column of a table that says when: the later rows of each client are test.", "--time"
@@ -481,7 +483,13 @@ class RunSettings:
     augment: bool = setting(
         True, "Random crops and flips of images, on data sets that have them.", policy=Free()
     )
-    device: str = in_training("cpu", "cpu, cuda, cuda:N or auto.", "--device", not_in="init", same_run=ALL)
+    device: str = in_training(
+        "auto",
+        "cpu, cuda, cuda:N or auto; auto is a GPU if there is one and it is faster.",
+        "--device",
+        not_in="init",
+        same_run=ALL,
+    )
     engine: str = in_training(
         "auto",
         "auto, sequential, vmap or cuda_graph; auto is the fastest.",

@@ -20,7 +20,7 @@ from copfl.stats import Numbers
 Losses = Mapping[str, Sequence[Array]]  # of each candidate, the simplest first, [rows] of each site
 Ints = NDArray[np.int64]
 
-NUMBERS = 4_000_000  # at a time
+NUMBERS = 16_000_000  # at a time
 # As of the exceptions of a first run.
 ERRORS = 2.0  # standard errors by which what a site trains alone is better, for the site to depart
 ERRORS_ALONE = 1.0  # by which what all sites train alone is better than a method of the federation
@@ -56,6 +56,8 @@ class Moments(NamedTuple):
             names: Of the candidates.
         """
         kept = [n for n, name in enumerate(self.names) if name in names]
+        if len(kept) == len(self.names):
+            return self
         return Moments(
             tuple(self.names[n] for n in kept),
             self.rows,
@@ -99,30 +101,54 @@ def sites_of(losses: Losses, units: Sequence[Array] | None = None) -> list[Site]
     return found
 
 
-def moments(names: Sequence[str], sites: Sequence[Site], weights: Sequence[Numbers]) -> Moments:
+class Table(NamedTuple):
+    """What the moments of a site are sums of."""
+
+    candidates: Ints  # that it has
+    rows: Numbers  # [rows, c + c²]: of each of its c candidates the loss, and of every two the product
+
+
+def tables(sites: Sequence[Site]) -> list[Table]:
+    """Of each site.
+
+    Args:
+        sites: Their rows.
+    """
+    found = []
+    for site in sites:
+        has = np.flatnonzero(~np.isnan(site.losses).any(1)) if site.units else np.arange(0)
+        own = site.losses[has]
+        centred = own - own.mean(0) if len(has) else own
+        pairs = (centred[:, None] * centred).reshape(len(has) ** 2, own.shape[1])
+        found.append(Table(has, np.ascontiguousarray(np.concatenate([own, pairs]).T)))
+    return found
+
+
+def moments(names: Sequence[str], sites: Sequence[Table], weights: Sequence[Numbers]) -> Moments:
     """The moments of drawn rows.
 
     Args:
         names: Of the candidates.
-        sites: Their rows.
+        sites: What is summed.
         weights: [draws, rows] of each site, how often each row was drawn.
     """
     draws, count = len(weights[0]), len(names)
-    rows = np.zeros((draws, len(sites)))
+    rows = np.stack([weight.sum(1) for weight in weights], 1)
     means = np.full((draws, count, len(sites)), np.nan)
     products = np.full((draws, count, count, len(sites)), np.nan)
     for n, (site, weight) in enumerate(zip(sites, weights, strict=True)):
-        has = np.flatnonzero(~np.isnan(site.losses).any(1)) if site.units else np.arange(0)
-        rows[:, n] = weight.sum(1)
-        if not len(has):
+        if not (size := len(site.candidates)):
             continue
-        own = site.losses[has]
-        centred = own - own.mean(0)
-        pairs = (centred[:, None] * centred[None]).reshape(-1, own.shape[1])
-        with np.errstate(invalid="ignore", divide="ignore"):
-            of_draws = (weight @ np.concatenate([own, pairs]).T) / rows[:, n, None]
-        means[:, has, n] = of_draws[:, : len(has)]
-        products[:, has[:, None], has[None], n] = of_draws[:, len(has) :].reshape(draws, len(has), len(has))
+        of_draws = (weight @ site.rows) / rows[:, n, None]
+        if size == count:
+            means[:, :, n], products[:, :, :, n] = (
+                of_draws[:, :size],
+                of_draws[:, size:].reshape(-1, size, size),
+            )
+        else:
+            has = site.candidates
+            means[:, has, n] = of_draws[:, :size]
+            products[:, has[:, None], has[None], n] = of_draws[:, size:].reshape(-1, size, size)
     return Moments(tuple(names), rows, means, products)
 
 
@@ -133,7 +159,7 @@ def all_rows(names: Sequence[str], sites: Sequence[Site]) -> Moments:
         names: Of the candidates.
         sites: Their rows.
     """
-    return moments(names, sites, [np.ones((1, len(site.rows))) for site in sites])
+    return moments(names, tables(sites), [np.ones((1, len(site.rows))) for site in sites])
 
 
 def drawn(sites: Sequence[Site], candidates: int, draws: int, seed: int) -> Iterator[list[Numbers]]:
@@ -157,7 +183,8 @@ def drawn(sites: Sequence[Site], candidates: int, draws: int, seed: int) -> Iter
             count = site.units
             places = rng.integers(0, max(count, 1), (size, count)) + count * np.arange(size)[:, None]
             of_units = np.bincount(places.ravel(), minlength=size * count).reshape(size, count)
-            weights.append(of_units[:, site.unit].astype(np.float64))
+            of_rows = of_units if count == len(site.rows) else of_units[:, site.unit]
+            weights.append(of_rows.astype(np.float64))
         yield weights
 
 
@@ -207,7 +234,7 @@ def lowest(
     return result
 
 
-class _Gains(NamedTuple):
+class SiteGains(NamedTuple):
     """[draws, sites], as of the exceptions of a first run; nan: not known."""
 
     mean: Numbers
@@ -215,7 +242,7 @@ class _Gains(NamedTuple):
     rows: Numbers
 
 
-def _gains(found: Moments, ours: Ints, theirs: Ints) -> _Gains:
+def _gains(found: Moments, ours: Ints, theirs: Ints) -> SiteGains:
     """What each site gains from our candidate over theirs, one of each draw, as a fraction of the two losses."""
     draw = np.arange(len(ours))
     first, second = found.means[draw, ours], found.means[draw, theirs]
@@ -235,10 +262,21 @@ def _gains(found: Moments, ours: Ints, theirs: Ints) -> _Gains:
         of_rows = np.maximum(pooled, squares / np.maximum(freedom, 1))
         is_known = freedom.any(1, keepdims=True)
         variance = np.where(known & is_known, np.maximum(of_rows, LEAST) / rows, np.nan)
-    return _Gains(np.where(is_known, mean, np.nan), variance, rows)
+    return SiteGains(np.where(is_known, mean, np.nan), variance, rows)
 
 
-def _are_better(gains: _Gains) -> NDArray[np.bool_]:
+def site_gains(ours: Sequence[Array], theirs: Sequence[Array]) -> SiteGains:
+    """What each site gains from our losses over theirs, of all rows that both know: [sites].
+
+    Args:
+        ours: [rows] of each site, nan: not held out.
+        theirs: Of the same rows.
+    """
+    found = all_rows(("theirs", "ours"), sites_of({"theirs": theirs, "ours": ours}))
+    return SiteGains(*(values[0] for values in _gains(found, np.array([1]), np.array([0]))))
+
+
+def _are_better(gains: SiteGains) -> NDArray[np.bool_]:
     """[draws, sites]: where the posterior of a site's own gain, N(μ, τ²) over the sites, is above zero by ERRORS."""
     known = ~np.isnan(gains.mean)
     mean, variance = np.where(known, gains.mean, 0), np.where(known, gains.variance, 1)

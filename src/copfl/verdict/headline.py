@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from copfl.charts import GainChart, GainRow, folded
 from copfl.rivals.records import Array
 from copfl.stats import t_quantile
-from copfl.verdict.verdict import BETTER, EQUALLY, UNKNOWN, WORSE, Estimate, Verdict
+from copfl.verdict.verdict import BETTER, EQUALLY, UNCLEAR, UNKNOWN, WORSE, Estimate, SiteGain, Verdict
 
-MOST_ROWS = 20  # of the chart; of more sites the middle is folded
 MEAN = "All sites (mean)"
+MARKS = {BETTER: "▲", WORSE: "▼", UNCLEAR: "=", EQUALLY: "=", UNKNOWN: "?"}  # beside the words
 
 
 class Check(NamedTuple):
@@ -21,28 +22,6 @@ class Check(NamedTuple):
 
     test: Estimate  # the mean gain over the sites that have test rows; nan: not known
     agrees: bool
-
-
-class Row(NamedTuple):
-    """A row of the chart: a dot with its interval; nan: none."""
-
-    label: str
-    gain: float
-    low: float
-    high: float
-    words: str
-
-
-class GainChart(NamedTuple):
-    """The gain of each site over the best that it has alone, a line at zero between the two sides."""
-
-    headline: str
-    rows: Sequence[Row]  # as the sites are; above MOST_ROWS, the best first
-    folded: int  # sites that are left out after half of the rows
-    mean: Row
-    axis: str
-    left: str = "alone is better"
-    right: str = "together is better"
 
 
 def checked(verdict: Verdict, together: Sequence[Array], alone: Sequence[Array]) -> Check:
@@ -86,9 +65,7 @@ def headline(verdict: Verdict, sites: str = "sites", check: Check | None = None)
         sites: Their name in the plural, such as hospitals.
         check: By test rows.
     """
-    said = [_of_mean(verdict)]
-    if of_sites := _of_sites(verdict, sites):
-        said.append(of_sites)
+    said = [headline_of(word_of(verdict), [site.word for site in verdict.sites], sites)]
     if check is not None and not math.isnan(check.test.gain):
         if check.agrees:
             said.append("The test rows agree.")
@@ -100,23 +77,36 @@ def headline(verdict: Verdict, sites: str = "sites", check: Check | None = None)
     return " ".join(said)
 
 
-def _of_mean(verdict: Verdict) -> str:
-    if not verdict.sites or math.isnan(verdict.these.low):
-        return "Too few rows to tell whether training together gains."
-    if len(verdict.named(EQUALLY)) == len(verdict.sites):
+def headline_of(of_mean: str, words: Sequence[str], sites: str = "sites") -> str:
+    """The headline without the test rows' say.
+
+    Args:
+        of_mean: What is said of the mean over the sites, such as UNCLEAR.
+        words: What is said of each site.
+        sites: As of `headline`.
+    """
+    first = {
+        BETTER: "Training together gains.",
+        UNCLEAR: "No gain shown.",
+        WORSE: "Training alone is better.",
+        UNKNOWN: "Too few rows to tell whether training together gains.",
+    }[of_mean]
+    if of_mean != UNKNOWN and set(words) == {EQUALLY}:
         return "Training together is the same as training alone."
-    return {
-        1: "Training together gains.",
-        0: "No gain shown.",
-        -1: "Training alone is better.",
-    }[verdict.these.sign]
+    return " ".join(filter(None, [first, "" if of_mean == UNKNOWN else _of_sites(words, sites)]))
 
 
-def _of_sites(verdict: Verdict, sites: str) -> str:
+def word_of(verdict: Verdict) -> str:
+    """What is said of the mean over the sites."""
+    if not verdict.sites or math.isnan(verdict.these.low):
+        return UNKNOWN
+    return {1: BETTER, 0: UNCLEAR, -1: WORSE}[verdict.these.sign]
+
+
+def _of_sites(words: Sequence[str], sites: str) -> str:
     """How many are better or worse off; nothing of one site, and where all are the same or unknown."""
-    count, better, worse = len(verdict.sites), len(verdict.named(BETTER)), len(verdict.named(WORSE))
-    rest = len(verdict.named(EQUALLY)) + len(verdict.named(UNKNOWN))
-    if count < 2 or rest == count or math.isnan(verdict.these.low):
+    count, better, worse = len(words), words.count(BETTER), words.count(WORSE)
+    if count < 2 or not better + worse + words.count(UNCLEAR):
         return ""
     if not better and not worse:
         return f"None of {count} {sites} is clearly better or worse off."
@@ -143,6 +133,11 @@ def statements(verdict: Verdict, sites: str = "sites") -> list[str]:
     said = [
         f"These {sites}: the {loss} falls by {signed(verdict.these.gain)} on average{_interval(verdict.these)}."
     ]
+    if not math.isnan(verdict.fresh.low):
+        low, high = verdict.fresh
+        said.append(
+            f"As many other rows of theirs: between {signed(low)} and {signed(high)} in 95 of 100 cases."
+        )
     if math.isnan(verdict.like_these.low):
         return [*said, f"A new site like these: {len(verdict.sites)} {sites} are too few to tell."]
     said.append(
@@ -171,7 +166,7 @@ def signed(value: float) -> str:
 def chart(
     verdict: Verdict, labels: Sequence[str], sites: str = "sites", check: Check | None = None
 ) -> GainChart:
-    """The data of the verdict's chart.
+    """The verdict's chart.
 
     Args:
         verdict: What is drawn.
@@ -179,16 +174,33 @@ def chart(
         sites: Their name in the plural.
         check: By test rows.
     """
-    rows = [
-        Row(label, site.gain, site.low, site.high, site.word)
-        for label, site in zip(labels, verdict.sites, strict=True)
-    ]
-    folded = max(0, len(rows) - MOST_ROWS)
-    if folded:
-        rows = sorted(rows, key=lambda row: (math.isnan(row.gain), -row.gain))
-        rows = [*rows[: MOST_ROWS // 2], *rows[-(MOST_ROWS // 2) :]]
+    rows, left_out = folded([row_of(*site) for site in zip(labels, verdict.sites, strict=True)])
     loss = "RMSE" if verdict.is_rmse else "loss"
-    words = {1: BETTER, 0: "no clear difference", -1: "better alone"}
-    mean = Row(MEAN, *verdict.these, UNKNOWN if math.isnan(verdict.these.low) else words[verdict.these.sign])
-    axis = f"{loss} of the best model alone minus {loss} together (95 % interval)"
-    return GainChart(headline(verdict, sites, check), rows, folded, mean, axis)
+    mean = GainRow(MEAN, *verdict.these, word_of(verdict), MARKS[word_of(verdict)])
+    about = (
+        f"The gain of each site over the best model that it has alone, by the {loss} of rows that no model saw, with "
+        "its 95 % interval. What all sites show counts for each."
+    )
+    reach = max(
+        (abs(value) for row in (mean, *rows) for value in row[1:4] if math.isfinite(value)), default=0.0
+    )
+    return GainChart(
+        name="verdict",
+        title=headline(verdict, sites, check),
+        about=about,
+        rows=rows,
+        x_title=f"{loss} of the best model alone minus {loss} together, on rows held out (95 % interval)",
+        mean=mean if len(verdict.sites) > 1 else None,
+        folded=left_out,
+        digits=min(8, max(0, 1 - math.floor(math.log10(reach)))) if reach else 1,
+    )
+
+
+def row_of(label: str, site: SiteGain) -> GainRow:
+    """A site's row of the chart.
+
+    Args:
+        label: Its name.
+        site: What it gains.
+    """
+    return GainRow(label, site.gain, site.low, site.high, site.word, MARKS[site.word])

@@ -401,6 +401,7 @@ def test_the_page_has_these_moves() -> None:
     assert all(row["who"] for row in rows().values())
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("words", MOVES)
 def test_it_is_said_and_nothing_is_lost(words: str, clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
     said = rows()[words]["said"]

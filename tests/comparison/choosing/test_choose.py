@@ -179,6 +179,7 @@ def test_few_candidates_race_where_the_budget_is_small_by_hand() -> None:
     assert raceable(40, 1, 3, 1) == 3
 
 
+@pytest.mark.job
 @pytest.mark.usefixtures("no_pictures")
 def test_what_can_be_decided_is_of_those_that_race(tmp_path: Path) -> None:
     """Of seven candidates with 16 rounds, 44 rounds are enough for five: 5 * 4 and 2 * 12."""
@@ -272,6 +273,7 @@ def slow_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(RunFolder, "append", waited)
 
 
+@pytest.mark.job
 @pytest.mark.usefixtures("no_pictures")
 def test_a_time_as_budget_is_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A race of all rounds would take two minutes; what is left out is said before it begins."""
@@ -333,6 +335,7 @@ def test_a_stage_that_the_time_ends_does_not_count(tmp_path: Path, monkeypatch: 
     assert race.last["local"].rounds == 1
 
 
+@pytest.mark.job
 def test_a_method_that_ends_before_the_others_stays_in_the_race(tmp_path: Path) -> None:
     """Levels need 16 rounds, and the stage ends at round 18 of the others."""
     base = with_one_optimizer({"data": {"name": "heart"}, "run": {"checkpoint_every": 1, "rivals": False}})
@@ -363,6 +366,7 @@ def test_the_rounds_of_the_choice_are_those_with_the_lowest_loss() -> None:
         assert racing._lowest([run._replace(rounds=[1, 2, 3], curves=curves)], 20) == 20
 
 
+@pytest.mark.job
 @pytest.mark.usefixtures("no_pictures")
 def test_a_choice_on_a_table_trains_as_long_as_its_loss_fell(tmp_path: Path) -> None:
     """The learning rate is so high that the loss on validation samples soon rises."""
@@ -509,6 +513,7 @@ def test_hints_about_the_data_are_notes_of_the_choice(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.job
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line: list[Any] = [
         "-a",
@@ -586,6 +591,7 @@ def test_the_answer_may_be_a_rival(tmp_path: Path) -> None:
     assert without.verdict.kind != STAY_ALONE
 
 
+@pytest.mark.job
 @pytest.mark.usefixtures("no_pictures")
 def test_times_until_an_event_are_raced(tmp_path: Path) -> None:
     """A site without an event has no C-index, and the others decide; what a site has alone is Cox's model."""

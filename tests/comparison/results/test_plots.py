@@ -16,6 +16,7 @@ from tests.comparison.results.test_tables import comparison, record
 pytest.importorskip("matplotlib", reason="matplotlib is an extra")
 
 
+@pytest.mark.job
 def test_curves_and_clients_are_pictures_and_the_same_every_time(tmp_path: Path) -> None:
     paths = plots.write(comparison(), tmp_path)
     assert [path.name for path in paths] == ["curves.png", "curves.svg", "clients.png", "clients.svg"]
@@ -42,6 +43,7 @@ def test_the_curve_is_the_mean_over_seeds() -> None:
     assert len(axes.collections) == 2  # a band per row
 
 
+@pytest.mark.job
 def test_a_map_of_a_sweep(tmp_path: Path) -> None:
     rows = [ComparisonRow(Entry("copfl", f"cell {i}", {}), [record(0.1 * i)]) for i in range(6)]
     grid = {("copfl", "rate"): [0.05, 0.5], ("copfl", "budget"): [0.1, 0.2, 0.3]}

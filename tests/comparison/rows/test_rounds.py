@@ -44,15 +44,16 @@ def test_a_row_trains_for_as_many_rounds_as_a_run_finds(tmp_path: Path) -> None:
     assert numbers(beside) == numbers(found)
 
 
+@pytest.mark.job
 def test_they_are_looked_for_once_and_where_nobody_names_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, looked = clouds(tmp_path / "clouds.npz"), list[tuple[str, int, float]]()
 
-    def found(run: Run) -> tuple[Run, None]:
+    def found(run: Run) -> Run:
         looked.append((run.algorithm.name, run.run.seed, run.optimizer.lr or 0.0))
         settings = dataclasses.replace(run.run, rounds=1 + len(looked), find_rounds="done", temperature=1.5)
-        return dataclasses.replace(run, run=settings), None
+        return dataclasses.replace(run, run=settings)
 
     monkeypatch.setattr(rounds, "with_found_rounds", found)
     said: list[str] = []

@@ -36,6 +36,7 @@ def test_named_rows_that_cannot_train_are_an_error_before_any_run(tmp_path: Path
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("tables", [DIABETES, {}], ids=["regression", "digits"])
 def test_all_are_those_that_can_train(tables: Tables) -> None:
     rows = entries_of(["all"])
@@ -47,6 +48,7 @@ def test_all_are_those_that_can_train(tables: Tables) -> None:
     assert found.keys() == ADAPTERS | classes
 
 
+@pytest.mark.job
 def test_survival_is_for_all_that_train_by_a_loss(tmp_path: Path) -> None:
     table = written(tmp_path / "cohort.csv", cohort(60))
     data = {"name": str(table), "target": "years", "event": "died", "client": "site"}
@@ -63,6 +65,7 @@ def test_survival_is_for_all_that_train_by_a_loss(tmp_path: Path) -> None:
     assert "C-index" in str(compared)
 
 
+@pytest.mark.job
 def test_what_is_left_out_of_all_is_one_line_and_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -294,6 +294,7 @@ def test_more_clients_than_test_samples_share_them() -> None:
     assert split.notes == ("test: 30 clients share 8 samples",)
 
 
+@pytest.mark.job
 def test_ten_thousand_clients() -> None:
     rng = np.random.default_rng(0)
     train, test = rng.integers(10, size=1_000_000), rng.integers(10, size=100_000)

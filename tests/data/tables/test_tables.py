@@ -232,6 +232,7 @@ def test_what_is_no_number(text: str) -> None:
     assert not_numbers(column_of(["0", None, text])).tolist() == [2]
 
 
+@pytest.mark.job
 def test_arrow_is_loaded_with_the_first_table() -> None:
     code = "import sys, copfl.data.sets.datasets, copfl.experiment.bundle.inputs; print('pyarrow' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -361,6 +362,7 @@ def test_a_filled_number_has_a_feature_that_says_so(tmp_path: Path) -> None:
         load(train, target="ill")
 
 
+@pytest.mark.job
 def test_too_many_categories_or_bytes(tmp_path: Path) -> None:
     rows = [{"id": f"u{n}", "x": n, "y": n % 2} for n in range(1300)]
     path = write_csv(tmp_path / "t.csv", rows)

@@ -230,6 +230,7 @@ def covered(found: Benefit, truth: Numbers) -> list[bool]:
     return [low <= value <= high for (low, high), value in zip(bounds, truth, strict=True)]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("clients", "rounds", "shrinking"),
     [
@@ -253,6 +254,7 @@ def test_coverage_with_known_benefit(clients: int, rounds: int, shrinking: bool)
     assert 0.90 <= np.mean(hits) <= 0.99
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("clients", [6, 10, 20])
 def test_coverage_of_the_value_of_retraining(clients: int) -> None:
     """A federation whose losses are linear in the model, so that retraining without a client has a known value.
@@ -289,6 +291,7 @@ def test_coverage_of_the_value_of_retraining(clients: int) -> None:
     assert 0.90 <= np.mean(hits) <= 0.99
 
 
+@pytest.mark.job
 def test_coverage_in_a_run_whose_halves_are_drawn_again() -> None:
     """The value that the intervals must cover comes from the models of all halves in every round of a real run."""
     e = experiment(ALGORITHMS["fedavg"](), rounds=24)

@@ -51,6 +51,7 @@ def reversed_updates(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return copfl.run("fedavg", "digits", out=tmp_path_factory.mktemp("evidence") / "run", **COMMON)
 
 
+@pytest.mark.job
 def test_a_client_with_reversed_updates_loses_its_weight(reversed_updates: Any) -> None:
     malicious = reversed_updates.metric("malicious")[0] > 0
     weight = reversed_updates.metric("weight")
@@ -60,6 +61,7 @@ def test_a_client_with_reversed_updates_loses_its_weight(reversed_updates: Any) 
     assert (reversed_updates.metric(HALF)[-1][~malicious] != 0).all()
 
 
+@pytest.mark.job
 def test_a_resumed_run_and_another_engine_decide_alike(reversed_updates: Any, tmp_path: Path) -> None:
     copfl.run("fedavg", "digits", out=tmp_path / "run", **{**COMMON, "rounds": 13})
     copfl.resume(tmp_path / "run", rounds=26)

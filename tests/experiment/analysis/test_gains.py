@@ -60,6 +60,7 @@ def test_constant_answers_by_hand() -> None:
     assert found.tolist() == [1.0, 0.0]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("algorithm", ["fedavg", "copfl"])
 def test_alone_is_the_run_of_local_and_the_rounds_do_not_change(algorithm: str, tmp_path: Path) -> None:
     plain = copfl.run(algorithm, **TINY, **ADAM)
@@ -142,6 +143,7 @@ def test_neighbours_are_alike() -> None:
     assert {frozenset(order[:2]), frozenset(order[2:])} == {frozenset({0, 2}), frozenset({1, 3})}
 
 
+@pytest.mark.job
 def test_the_command_and_the_report_show_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     answer = called(
@@ -158,13 +160,15 @@ def test_the_command_and_the_report_show_it(tmp_path: Path, capsys: pytest.Captu
         0.4,
         "--clients",
         4,
+        "--verbose",
         "--out",
         out,
     )
     assert answer.code == 0
-    assert answer.out.splitlines()[2].split()[-5:] == ["alone", "global", "personal", "gain", "weight"]
-    assert "clients gain over training" in answer.out.replace("\n", " ")
-    assert "New clients: accuracy in %" in answer.out
+    details = answer.out.partition("\nDetails\n")[2].splitlines()
+    assert details[3].split()[-5:] == ["alone", "global", "personal", "gain", "weight"]
+    assert "sites gain over training" in answer.out.replace("\n", " ")
+    assert "New sites: accuracy in %" in answer.out
     charts = {c.name: c for s in page.sections(reading.read_all([out])) for c in s.charts}
     assert {"gain", "new", "cross", "mask-overlap", "label-overlap"} <= charts.keys()
     without = tmp_path / "without"
@@ -202,6 +206,7 @@ def test_a_stopped_local_baseline_continues_to_the_same_files(
         assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+@pytest.mark.job
 def test_the_matrix_of_a_regression_is_of_its_metric(tmp_path: Path) -> None:
     how: dict[str, Any] = {"rounds": 1, "clients": 3, "model": "mlp", "model_options": {"width": 4}}
     result = copfl.run("fedavg", "diabetes", **how, local_baseline=True, out=tmp_path / "run")

@@ -65,13 +65,22 @@ def settings_with(addons: str, algorithm: str) -> dict[str, Any]:
 
 # Quick: models of one vector, of experts mixed by weights and by features, tuned ones, other ones per client,
 # and adapters, with all that a bundle may have to undo; a plain one, and one whose base is trained, which takes no
-# add-on. COPFL_SLOW=1: of every algorithm.
+# add-on. `pytest` has a mean, a mixture and an adapter of them, CI all. COPFL_SLOW=1: of every algorithm.
 KINDS: dict[str, tuple[str, ...]] = {
     "all add-ons": ("fedavg", "apfl", "feddpa", "fedavg_ft", "copfl", "knn_per", "ktpfl", "fedsa_lora")
 }
 KINDS["plain"] = ("fedavg", "fedex_lora")
+QUICK = (("fedavg", "all add-ons"), ("apfl", "all add-ons"), ("fedex_lora", "plain"))
+
+
+def marks_of(name: str, addons: str) -> list[pytest.MarkDecorator]:
+    if (name, addons) in QUICK:
+        return []
+    return [pytest.mark.job if name in KINDS[addons] else slow]
+
+
 CASES = [
-    pytest.param(name, addons, marks=[] if name in KINDS[addons] else slow)
+    pytest.param(name, addons, marks=marks_of(name, addons))
     for name in ALGORITHMS
     if name not in ("levels", "trees", "wide_levels")  # they train no network: algorithms/test_levels.py
     for addons in ADDONS
@@ -103,6 +112,7 @@ def test_every_clients_bundle_gives_the_number_of_the_table(name: str, addons: s
             np.testing.assert_allclose(bundle.module(tensors).numpy(), outputs, atol=1e-5)
 
 
+@pytest.mark.job
 def test_a_bundle_is_complete_by_itself(tmp_path: Path) -> None:
     base = tiny.base(tmp_path, "BertForSequenceClassification")
     settings: dict[str, Any] = {**LORA, "model": f"hf:{base}", "out": tmp_path / "run"}

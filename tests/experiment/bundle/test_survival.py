@@ -125,6 +125,7 @@ def test_the_commands_predict_and_evaluate(
     assert "--times are numbers with commas" in refused.err
 
 
+@pytest.mark.job
 @pytest.mark.usefixtures("one_onnx_table")
 @pytest.mark.parametrize("run", ["cox", "discrete"])
 def test_other_programs_get_the_same_outputs(

@@ -137,6 +137,7 @@ assert "copfl" not in sys.modules
 """
 
 
+@pytest.mark.job
 def test_torch_alone_predicts_the_same(found: dict[str, copfl.Bundle], exported: Path) -> None:
     for name in TORCH:
         bundle, cases = found[name], []
@@ -161,6 +162,7 @@ def test_torch_alone_predicts_the_same(found: dict[str, copfl.Bundle], exported:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.job
 @onnx
 def test_onnx_takes_raw_columns_and_names_the_classes(found: dict[str, copfl.Bundle], exported: Path) -> None:
     import onnxruntime as runtime
@@ -282,6 +284,7 @@ def has_its_tokenizer(file: Path, bundle: copfl.Bundle) -> None:
     assert again(["my card"])["input_ids"] == bundle.preparation.tokens(["my card"])["input_ids"].tolist()
 
 
+@pytest.mark.job
 @onnx
 def test_onnx_of_a_base_has_its_tokenizer_beside_it(
     based: copfl.Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -317,6 +320,7 @@ def test_a_model_that_torch_cannot_trace_is_one_paragraph(
         formats.write(copfl.load(tmp_path / "run", 0), "torch", tmp_path / "model.pt2")
 
 
+@pytest.mark.job
 @pytest.mark.usefixtures("one_onnx_table")
 @onnx
 def test_exports_have_the_temperature_and_know_what_is_missing(tmp_path: Path) -> None:

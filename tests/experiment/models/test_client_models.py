@@ -64,6 +64,7 @@ def test_each_client_has_the_model_that_was_tuned_for_it() -> None:
     assert not torch.equal(*map(vector_of, (result.client_model(0), result.client_model(1))))
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "how",
     [
@@ -119,6 +120,7 @@ def test_a_client_that_diverged_has_the_model_it_received() -> None:
         assert torch.equal(vector_of(result.client_model(n)), result.experiment.task.initial)
 
 
+@pytest.mark.job
 def test_new_clients_keep_the_models_that_were_fitted_to_them() -> None:
     result = copfl.run("fedper", **SMALL, new_clients=0.34)
     assert result.new_clients is not None

@@ -39,6 +39,7 @@ def test_the_clients_that_are_kept_out() -> None:
     assert any(split_new(0, 10, 0.2)[1].tolist() != split_new(s, 10, 0.2)[1].tolist() for s in range(1, 9))
 
 
+@pytest.mark.job
 def test_new_clients_do_not_train_and_do_not_change_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +77,7 @@ def test_under_concept_shift_a_new_client_has_its_own_labels() -> None:
             assert part.test.targets(place).tolist() == whole.test.targets(client).tolist()
 
 
+@pytest.mark.job
 def test_local_training_of_a_new_client_is_training_alone() -> None:
     new = copfl.run("local", **QUICK, new_clients=0.4).new_clients
     assert new is not None
@@ -84,6 +86,7 @@ def test_local_training_of_a_new_client_is_training_alone() -> None:
 
 
 # That the update of each is one that goes on, the next test has of all of them.
+@pytest.mark.job
 @pytest.mark.parametrize("name", quick(ALGORITHMS))
 def test_every_algorithm_fits_new_clients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(new_clients, "UPDATES", 2)
@@ -99,6 +102,7 @@ def test_every_algorithm_fits_new_clients(name: str, monkeypatch: pytest.MonkeyP
     assert np.isfinite(new.accuracy["5"]).all()
 
 
+@pytest.mark.job
 def test_every_algorithm_continues_where_its_last_update_ended() -> None:
     """By its own record or by its own model as the next message: a second update is not the first again."""
     # By design fedbabu's fine-tuning begins at the global model, knn_per's new client keeps the global model and
@@ -159,6 +163,7 @@ def test_what_is_not_allowed() -> None:
         copfl.run("fedavg", **{**TINY, "clients": 1}, new_clients=0.5)
 
 
+@pytest.mark.job
 def test_new_clients_are_honest() -> None:
     how: dict[str, Any] = {**QUICK, "new_clients": 0.4, "attack": {"name": "label_flip", "fraction": 0.7}}
     result = copfl.run("local", **how)

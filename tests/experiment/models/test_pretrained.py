@@ -39,6 +39,7 @@ def trained(folder: Path, out: Path | None = None, **options: Any) -> copfl.Resu
     return copfl.run("fedper", tiny.sentences(), model=f"hf:{folder}", out=out, **settings)
 
 
+@pytest.mark.job
 def test_a_peft_model_with_dict_inputs_in_a_few_lines() -> None:
     config = transformers.BertConfig(**tiny.BERT, **tiny.LAYERS, num_labels=3)
     lora = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query", "value"])
@@ -56,12 +57,14 @@ def test_a_peft_model_with_dict_inputs_in_a_few_lines() -> None:
     assert all(torch.equal(p, after[f"net.{name}"]) for name, p in frozen.items())
 
 
+@pytest.mark.job
 def test_the_engines_agree_with_frozen_parts_adapters_and_dropout(tmp_path: Path) -> None:
     folder = tiny.base(tmp_path)  # its dropout is 0.1
     one, other = (trained(folder, engine=e, precision="fp64").state.server for e in ("sequential", "vmap"))
     torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
 
 
+@pytest.mark.job
 def test_sentences_train_and_models_have_trained_entries_alone(tmp_path: Path) -> None:
     out = tmp_path / "run"
     result = trained(tiny.base(tmp_path), out, rounds=10)
@@ -72,6 +75,7 @@ def test_sentences_train_and_models_have_trained_entries_alone(tmp_path: Path) -
     assert len(list((tmp_path / "cache" / "tokens").iterdir())) == 1
 
 
+@pytest.mark.job
 def test_a_stopped_run_resumes_exactly_and_only_on_its_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +128,7 @@ def test_a_value_may_get_an_adapter_too() -> None:
     assert all(torch.equal(before[name], t) for name, t in net.state_dict().items())
 
 
+@pytest.mark.job
 def test_a_head_alone_trains_without_the_dropout_of_its_frozen_base(tmp_path: Path) -> None:
     base, table = tiny.base(tmp_path), {"train": "head"}  # its dropout is 0.1
 
@@ -162,6 +167,7 @@ def logits_of(adapter: Path, base: Path, kind: str, inputs: dict[str, Any]) -> A
     return pooled @ head["weight"].T + head["bias"]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("kind", "auto"),
     [("BertModel", "AutoModel"), ("BertForSequenceClassification", "AutoModelForSequenceClassification")],
@@ -208,6 +214,7 @@ TRAINED = ["*.base_layer.weight", "*.base_layer.bias", "{norm}.bias", "{norm}.we
 USUAL = {("gpt2", TRAINED[0]), ("bert", TRAINED[1]), ("gpt2", TRAINED[2]), ("bert", TRAINED[3])}
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("architecture", "train"),
     [
@@ -244,6 +251,7 @@ def test_peft_loads_what_was_trained_beside_the_adapter(
     np.testing.assert_allclose(torch.softmax(logits.double(), 1).numpy(), bundle.outputs(x), atol=1e-5)
 
 
+@pytest.mark.job
 def test_merged_weights_are_those_of_a_plain_model(tmp_path: Path) -> None:
     base, run, file = (
         tiny.base(tmp_path, "BertForSequenceClassification"),
@@ -263,6 +271,7 @@ def test_merged_weights_are_those_of_a_plain_model(tmp_path: Path) -> None:
     np.testing.assert_allclose(torch.softmax(logits.double(), 1).numpy(), bundle.outputs(x), atol=1e-5)
 
 
+@pytest.mark.job
 def test_sentences_of_a_line_a_file_and_a_table_are_classified(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -467,6 +467,7 @@ MANY_OUTPUTS: dict[str, tuple[Callable[[int, int], Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("what", MANY_OUTPUTS)
 def test_a_sum_with_many_outputs_is_of_no_single_row(what: str, nodes: Nodes, tmp_path: Path) -> None:
     """Each class of one row, and each interval in which one row ends, was this row in the sum."""
@@ -485,6 +486,7 @@ def test_a_sum_with_many_outputs_is_of_no_single_row(what: str, nodes: Nodes, tm
         assert np.abs(merged).max() > 0.01  # they are learned from, in groups
 
 
+@pytest.mark.job
 def test_products_of_columns_are_of_no_single_row(nodes: Nodes, tmp_path: Path) -> None:
     """The sums of `levels` have a row of products for each column: one that a row alone has was this row."""
     regression = {"samples.kind": "regression", "samples.classes": 1, "algorithm.name": "levels"}
@@ -642,6 +644,7 @@ def test_data_with_a_sample_in_common_are_the_same_data(summed: Nodes, tmp_path:
         Malicious(relabelled, run="second").total(WITHOUT_4)
 
 
+@pytest.mark.job
 def test_other_data_have_a_cohort_of_their_own(summed: Nodes, tmp_path: Path) -> None:
     other = changed_data(summed, tmp_path, lambda a: {"x": 255 - a["x"]})
     Malicious(other, run="second").total(WITHOUT_4)
@@ -699,6 +702,7 @@ def test_a_node_that_is_killed_in_a_phase_answers_the_repeated_request(
 # -- what the owner may allow --------------------------------------------------------------------------------
 
 
+@pytest.mark.job
 def test_the_owner_allows_a_number_of_other_cohorts(summed: Nodes) -> None:
     allowed = {n: config | {secure_memory.CHANGES: 1} for n, config in summed.items()}
     with pytest.raises(WireError, match="same upload of this node"):  # the same upload: never
@@ -807,6 +811,7 @@ def test_members_that_the_server_invents_are_refused(nodes: Nodes, tmp_path: Pat
     )  # trust on first use
 
 
+@pytest.mark.job
 def test_a_member_that_rotated_its_key_is_in_the_same_cohort(nodes: Nodes, tmp_path: Path) -> None:
     """With a key that the old one signed; another key of that name is another member."""
     proposal = proposed(CONFIG | {"run.clients": 5}, list(nodes.values())).proposal

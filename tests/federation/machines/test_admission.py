@@ -160,6 +160,7 @@ def test_no_server_and_no_server_of_copfl_are_said_so(tmp_path: Path) -> None:
         admission.send(address, authority, document)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("kind", ["without end", "compressed", "nested"])
 def test_an_answer_of_a_hostile_server_is_bounded(kind: str, tmp_path: Path) -> None:
     app = coordinated(tmp_path, "north")

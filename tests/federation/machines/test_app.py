@@ -183,6 +183,7 @@ def test_messages_carry_packets() -> None:
         content_of(bad)
 
 
+@pytest.mark.job
 def test_descendants_of_the_processes_end_with_them(tmp_path: Path) -> None:
     """A child that put itself into a session of its own is found by the tag."""
     script = (

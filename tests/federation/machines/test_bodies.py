@@ -87,6 +87,7 @@ class Behind:
         await PlainTextResponse("ok")(scope, receive, send)
 
 
+@pytest.mark.job
 def test_flowers_server_reads_no_body_that_is_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

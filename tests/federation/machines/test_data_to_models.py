@@ -196,7 +196,10 @@ AT_SITES = [way for way in WAYS if "sites" in way.__name__]
 AGREED = (contract_and_sites, contract_of_texts_and_sites, contract_of_survival_and_sites, arrays_of_sites)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, id=way.__name__, marks=[] if way in AGREED else pytest.mark.job) for way in WAYS],
+)
 def test_a_trial_ends_at_models_that_take_such_rows(
     way: Callable[[Path], Way], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,6 +209,7 @@ def test_a_trial_ends_at_models_that_take_such_rows(
     assert_models_take(sorted((app / "nodes").glob("*/state")), made.rows, capsys)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "way",
     [pytest.param(way, id=way.__name__, marks=[] if way in AGREED else slow) for way in AT_SITES],

@@ -168,6 +168,7 @@ def wait_until_ended(tag: str) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.job
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends a child with its parent on Linux only")
 def test_the_processes_end_with_a_trial_that_was_killed(tmp_path: Path) -> None:
     with subprocess.Popen(
@@ -186,6 +187,7 @@ def test_the_processes_end_with_a_trial_that_was_killed(tmp_path: Path) -> None:
     assert not (tmp_path / LOCAL_HOME / "lock").exists()
 
 
+@pytest.mark.job
 def test_a_trial_ends_what_an_earlier_one_left(tmp_path: Path) -> None:
     (tmp_path / LOCAL_HOME).mkdir(parents=True)
     (tmp_path / LOCAL_HOME / LAST_TAG).write_text("earlier")

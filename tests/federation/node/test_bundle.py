@@ -121,6 +121,7 @@ def test_texts_with_an_adapter_need_no_base_elsewhere(tmp_path: Path) -> None:
     assert np.float32(found.metrics["accuracy"]) == played.records[-1]["per_client"]["accuracy"][0]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("name", ["copfl", "apfl", "ditto"])
 def test_the_bundle_has_the_model_that_was_measured(name: str, tmp_path: Path) -> None:
     """Also a mixture of models, and after a round without this node."""

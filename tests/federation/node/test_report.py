@@ -56,6 +56,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tables, Nodes]:
     return run, nodes
 
 
+@pytest.mark.job
 def test_training_alone_is_that_of_the_simulation(tables: tuple[Tables, Nodes], tmp_path: Path) -> None:
     """Bit for bit: every metric and loss of every round."""
     run, nodes = tables

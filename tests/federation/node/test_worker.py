@@ -94,6 +94,7 @@ def asked(node_config: dict[str, Any], content: Content) -> Content:
     return respond(Message(TRAIN, content), CONFIG, node_config, os.getpid())
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("module", ["machines.client_app", "machines.supernode", "node.respond"])
 def test_the_process_that_receives_messages_imports_no_torch(module: str) -> None:
     pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
@@ -101,6 +102,7 @@ def test_the_process_that_receives_messages_imports_no_torch(module: str) -> Non
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+@pytest.mark.job
 def test_a_worker_gives_the_same_bytes_survives_kills_and_ends_above_its_memory(
     nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

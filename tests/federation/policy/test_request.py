@@ -227,6 +227,7 @@ def asked(config: dict[str, Any], content: Content, **run_config: Any) -> Conten
     return respond.respond(Message(TRAIN, content), CONFIG | run_config, config, os.getpid())
 
 
+@pytest.mark.job
 def test_a_worker_is_ended_above_the_time_or_the_memory_of_a_request(
     config: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -93,6 +93,7 @@ def benefit_of(lines: list[records.Record]) -> Benefit:
     return group_benefit(*halves)
 
 
+@pytest.mark.job
 def test_a_federation_has_the_benefit_of_the_simulation(
     plain: Federated, simulated: list[records.Record]
 ) -> None:
@@ -117,6 +118,7 @@ EVIDENCE = HALVES | {
 }
 
 
+@pytest.mark.job
 def test_a_federation_takes_the_weights_that_the_simulation_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

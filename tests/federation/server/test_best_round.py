@@ -105,6 +105,7 @@ def test_what_validation_samples_give_stays_at_the_node(
     assert "accuracy_validation" in measured_rounds.read(Path(nodes[0]["state-dir"]) / "test")[-1].metrics
 
 
+@pytest.mark.job
 def test_tables_choose_the_rounds_of_the_simulation(tmp_path: Path) -> None:
     run, nodes = table_run(tmp_path), table_nodes(tmp_path)
     run["run"] |= {"rounds": 4, "select": "best", "validation": 0.3}

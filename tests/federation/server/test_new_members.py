@@ -55,6 +55,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return app
 
 
+@pytest.mark.job
 def test_a_new_client_with_a_table(tables: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its columns become numbers as the federation agreed; a category that it does not have is named."""
     rows = [(*row[:2], "eye" if n % 4 == 0 else row[2], *row[3:]) for n, row in enumerate(visits(60, 5))]
@@ -74,6 +75,7 @@ def test_a_new_client_with_a_table(tables: Path, tmp_path: Path, capsys: pytest.
     assert "15 of 60 values are categories" in text
 
 
+@pytest.mark.job
 def test_a_new_client_with_texts(tmp_path: Path) -> None:
     def written(name: str, count: int) -> str:
         lines = [

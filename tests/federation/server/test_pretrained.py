@@ -47,6 +47,7 @@ def without_copies(dataset: Dataset, partition: Partition) -> Partition:
     return replace(partition, train=train)
 
 
+@pytest.mark.job
 def test_a_run_with_adapters_ends_where_the_simulation_does(tmp_path: Path) -> None:
     dataset = tiny.sentences()
     texts = FederatedData.__new__(FederatedData)  # with sentences: only write_nodes reads it

@@ -51,6 +51,7 @@ from tests.federation.network import (
     simulated,
     write_nodes,
 )
+from tests.kinds import quick
 from tests.toys import only_model
 
 
@@ -96,7 +97,7 @@ def for_algorithm(name: str) -> dict[str, Any]:
 # -- equal to the simulation ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", quick(sorted(ALGORITHMS), others=pytest.mark.job))
 @named_code.scope()
 def test_every_algorithm_ends_where_the_simulation_does(
     name: str, federation: FederatedData, tmp_path: Path
@@ -121,6 +122,7 @@ def test_every_algorithm_ends_where_the_simulation_does(
         assert farthest(client_of(settings, node_config, client, 1), tree.row(rows, client)) <= 1e-5
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("name", sorted(SERVER_STEPS))
 def test_every_server_step_ends_where_the_simulation_does(
     name: str, federation: FederatedData, tmp_path: Path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def test_the_method_of_the_page_is_as_good_as_a_linear_model_of_each_site(
             writer.writerows({**row, "site": site} for row in rows)
     line = re.search(r"--contract contract.toml --algorithm (\w+) --clients 3 --rounds (\d+)\n", PAGE)
     assert line is not None
-    how = {"target": "outcome", "client": "site", "data_options": {"missing": "fill"}}
+    how: dict[str, Any] = {"target": "outcome", "client": "site", "data_options": {"missing": "fill"}}
     result = copfl.run(line[1], "all.csv", rounds=int(line[2]), **how)
     assert result.rivals is not None
     gains = result.rivals.gain(result.final("accuracy"))

@@ -16,6 +16,8 @@ from copfl.settings import toml
 from copfl.settings.federation import OWN
 from copfl.settings.schema import KINDS
 
+LEVELS = "levels"  # the method of tables
+
 
 @options.training(kinds={**KINDS, **OWN})
 def init(
@@ -27,6 +29,10 @@ def init(
     ] = None,
     preset: Annotated[
         str | None, option("Training", "A preset: paper, plus, adapters or demo; default: none.")
+    ] = None,
+    like: Annotated[
+        Path | None,
+        option("Training", "A finished run, whose method and settings are deployed; default: none."),
     ] = None,
     contract: Annotated[
         Path | None,
@@ -53,7 +59,7 @@ def init(
     from copfl.federation.server.invitations import check_names
     from copfl.tables import listed
 
-    if sys.stdin.isatty() and not (line or config or preset or contract or invite):
+    if sys.stdin.isatty() and not (line or config or preset or like or contract or invite):
         contract, invite, host, is_summed = asked()
         line["secure"] = {"aggregation": is_summed}
     if invite:
@@ -73,7 +79,9 @@ def init(
         secure=secure,
         trial=trial,
         contract=agreed,
+        like=like,
     )
+    _tell_method(folder, like, is_named=bool(config or preset or like or line.get("algorithm")))
     if agreed is not None and not agreed.is_frozen:
         print("Its contract is open: the members agree on the rest by sums before the training")
     if agreed is not None and (guesses := [column for column in agreed.columns if column.guess]):
@@ -97,6 +105,39 @@ def init(
         return
     print(f"{folder} is ready. Run it on this machine: copfl federate up {folder}{more}")
     print(f"For several machines see {folder / 'README.md'}")
+
+
+def _tell_method(folder: Path, like: Path | None, *, is_named: bool) -> None:
+    """Prints what will be trained and why.
+
+    Args:
+        folder: Of the app.
+        like: The run whose settings it has; None: those of no run.
+        is_named: Whether somebody chose the method.
+    """
+    from copfl.federation.protocol.app_folder import read_app
+
+    config = read_app(folder)["config"]
+    name, rounds = config["algorithm"]["name"], config["run"]["rounds"]
+    if like is not None:
+        print(f"Trained as in {like}: {name}, {rounds} rounds")
+    elif not is_named and (candidates := config["choice"]["candidates"]):
+        print(
+            f"Nobody named a method: `copfl federate run` first compares {candidates.replace(',', ', ')} and what each "
+            f"site has alone, on rows that each site holds out, by sums of losses; then {rounds} rounds are trained"
+        )
+    elif name == LEVELS and not is_named:
+        print(
+            f"Nobody named a method, so {name} is trained, {rounds} rounds: a linear model with an intercept for each "
+            "site, exact by a few rounds of sums"
+        )
+    elif not is_named:
+        print(f"Nobody named a method, so {name} is trained, {rounds} rounds: what suits such data at first")
+    if not is_named:
+        print(
+            "To have more methods compared, and to know before, rehearse with `copfl run` on data like the sites', and "
+            "begin in a new folder with --like RUN"
+        )
 
 
 def asked() -> tuple[Path, list[str], str, bool]:

@@ -51,7 +51,7 @@ from copfl.comparison.rows.entries import (
     modules_of,
     rows_of,
 )
-from copfl.comparison.rows.entry_settings import OPTIMIZER, common_of, with_one_optimizer
+from copfl.comparison.rows.entry_settings import OPTIMIZER, common_of, with_device, with_one_optimizer
 from copfl.core.algorithm import Traits, traits
 from copfl.engine.rounds import Round
 from copfl.errors import UsageError, at_least
@@ -164,7 +164,7 @@ def choose(
     named_code.name(code, modules_of(entries))
     limit = limit_of(budget)
     out = Path(out)
-    common = common_of(dataset, settings)
+    common = with_device(common_of(dataset, settings))
     every = {"checkpoint_every": 1}  # a rung may end after any round
     base = _as_a_first_run(with_one_optimizer({**common, "run": {**common.get("run", {}), **every}}))
     seeds = check_seeds(seeds)

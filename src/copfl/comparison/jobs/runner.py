@@ -237,7 +237,7 @@ class Runner:
         run = job.run
         if folder.begun:
             stored = folder.tables()
-            same_device = Run.of(stored).run.device == run.run.device
+            same_device = run.run.device in (Run.of(stored).run.device, "auto")
             layer = stored if same_device else run.tables()  # with the engine that was measured when it began
             run = complete(layer, values={**job.run.values, "partition": folder.partition()})
         key = json.dumps(table_of(run.data), sort_keys=True)

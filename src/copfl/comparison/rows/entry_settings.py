@@ -9,9 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from copfl.comparison.jobs.job import Job, placed
 from copfl.comparison.rows.entries import Base, Entry
 from copfl.comparison.rows.rounds import RowRounds
+from copfl.experiment.preparation import on_device
 from copfl.settings import arguments, presets
 from copfl.settings.checking import SettingError, parameters_of
 from copfl.settings.complete import complete
@@ -143,6 +146,18 @@ def common_of(dataset: arguments.Data, settings: Mapping[str, Any]) -> Tables:
     name = str(base.get("data", {}).get("name", "digits"))
     below = presets.preset(preset, [base], DATA_SET_DEFAULTS.get(name))
     return {title: {**below.get(title, {}), **base.get(title, {})} for title in {**below, **base}}
+
+
+def with_device(base: Tables) -> Tables:
+    """The tables with the device named, once for all rows that train here; as they are where there is no GPU.
+
+    Args:
+        base: The settings of every row.
+    """
+    if base.get("run", {}).get("device", "auto") != "auto" or not torch.cuda.is_available():
+        return base
+    device = on_device(complete(base)).run.device
+    return {**base, "run": {**base.get("run", {}), "device": device}}
 
 
 def with_one_optimizer(base: Base) -> Tables:

@@ -100,7 +100,7 @@ class RowRounds(NamedTuple):
 def _found(run: Run, file: Path) -> int:
     # What clients have alone is beside the table, once for all rows.
     plain = dataclasses.replace(run.run, rivals=False, local_baseline=False)
-    found = with_found_rounds(dataclasses.replace(run, run=plain))[0].run
+    found = with_found_rounds(dataclasses.replace(run, run=plain)).run
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, {"rounds": found.rounds, "temperature": found.temperature})
     return found.rounds

@@ -78,7 +78,7 @@ def constant_text(gains: Gains) -> str:
     if gains.constant is None or not gains.over_constant_bounds.low <= EQUAL:  # nan: not known
         return ""
     metric, value = gains.metric, float(mean_of_known(gains.constant))
-    answer = "always answering a client's most frequent class, or mean value, in training"
+    answer = "always answering a site's most frequent class, or mean value, in training"
     answer = SAME_RISK if metric.name == C_INDEX else answer
     return f"{answer} gives {metric.title} {metric.text(value)}{metric.unit}"
 
@@ -214,11 +214,15 @@ class Analysis(NamedTuple):
     alone: Numbers
     cross: Cross
     constant: Numbers  # see `constant_answers`
+    intervals: Sequence[
+        Interval
+    ] = ()  # of each client's gain over training alone, on its test samples; nan: none
 
 
 def _as_json(found: Analysis) -> dict[str, Any]:
     clients, values, metric, per_class = found.cross
     content = {"alone": found.alone, "constant": found.constant, "clients": clients, "cross": values}
+    content |= {"intervals": found.intervals} if found.intervals else {}
     content |= {"metric": metric}
     return content | ({"per_class": per_class} if per_class else {})
 
@@ -228,7 +232,8 @@ def _parsed(content: dict[str, Any]) -> Analysis:
     per_class = [(int(right), int(tested)) for right, tested in content.get("per_class", [])]
     cross = Cross(content["clients"], values, content.get("metric", ACCURACY.name), per_class)
     alone, constant = (np.array(content[name], np.float64) for name in ("alone", "constant"))
-    return Analysis(alone, cross, constant)
+    intervals = [Interval(*np.array(ends, np.float64).tolist()) for ends in content.get("intervals", ())]
+    return Analysis(alone, cross, constant, intervals)
 
 
 GAINS = Finding(

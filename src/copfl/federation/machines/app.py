@@ -4,13 +4,17 @@
 """
 
 import dataclasses
+import logging
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from copfl.algorithms import ALGORITHMS
+from copfl.algorithms.levels import LARGEST as MOST_COEFFICIENTS
+from copfl.choosing.candidates import LEVELS, MOST_SLOPES
+from copfl.choosing.first_run import is_open, table_features
 from copfl.data.contract.contract import Contract
 from copfl.data.contract.file import write_contract
 from copfl.data.samples import CLASSIFICATION, NEXT_TOKEN, Dataset
@@ -19,6 +23,7 @@ from copfl.experiment.models.network import tokenized
 from copfl.experiment.preparation import data_set_of
 from copfl.experiment.tasks import with_intervals
 from copfl.federation.machines.deployed import write_connection
+from copfl.federation.machines.rehearsal import rehearsed
 from copfl.federation.policy.file import FILE, write_policy
 from copfl.federation.policy.own_app import allowing
 from copfl.federation.policy.record import Policy, ProposalRules
@@ -26,6 +31,7 @@ from copfl.federation.policy.refusal import PolicyError
 from copfl.federation.policy.request import refusals
 from copfl.federation.protocol import secure_total
 from copfl.federation.protocol.agreed_samples import samples_of
+from copfl.federation.protocol.choice import TRIED
 from copfl.federation.protocol.proposal import KEY
 from copfl.federation.protocol.settings import prepared
 from copfl.federation.protocol.statistics import terms_of
@@ -38,9 +44,10 @@ from copfl.settings.complete import complete
 from copfl.settings.federation import OWN, Federation, check_not_simulated, own_record
 from copfl.settings.flat import flat
 from copfl.settings.merging import Layer
-from copfl.settings.schema import Model
+from copfl.settings.schema import Model, Run
 from copfl.settings.toml import Tables, written
 
+logger = logging.getLogger(__name__)
 TEMPLATE = Path(__file__).parent / "template"
 RUN_FILE = "run.toml"  # in the app's folder: the run, with the data of this machine; nodes do not receive it
 
@@ -55,6 +62,7 @@ def init(
     secure: bool | None = None,
     trial: bool | None = None,
     contract: Contract | None = None,
+    like: Path | None = None,
     code: named_code.Modules = (),
 ) -> Path:
     """The folder, with a Flower app that trains what `copfl run` with the same settings would.
@@ -71,10 +79,16 @@ def init(
             members make their own keys, and the keys of the coordinator and of the authority are in
             `authority_of(folder)`, outside of the server's.
         contract: What the members' data are; None: they are like the data set of the settings.
+        like: The folder of a finished run, whose settings are below the layers; None: there is none.
         code: Modules of yours that the layers may name: a layer may be a file's, and names none itself.
     """
     named_code.name(code)
     folder = Path(folder)
+    if like is not None:
+        of_run, note = rehearsed(like, contract)
+        layers = (of_run, *layers)
+        if note:
+            logger.info(note)
     if (folder / "pyproject.toml").exists():
         raise RunError(
             f"{folder} holds a federation already: invite further sites with `copfl federate invite {folder} NAME`, "
@@ -163,11 +177,37 @@ def planned(*layers: Layer, preset: str = "", contract: Contract | None = None) 
     for title, table in run.tables().items():
         check_not_simulated(title, table)
     dataset = data_set_of(run) if example is None else example
+    if not preset and _suits_levels(run, in_run, dataset):
+        of_levels = {"algorithm": {"name": LEVELS}}
+        run = complete(of_levels, *in_run, sums_only=sums_only, values=values)
+        names = ",".join(TRIED if table_features(dataset) <= MOST_SLOPES else TRIED[:1])
+        # By time, what is held out is later than the rest, which a node's folds are not.
+        if dataset.train.time is None and not (contract is not None and contract.time):
+            own_tables["choice"] = {"candidates": names} | own_tables["choice"]
     agreed = {} if contract is None else samples_of(contract)
     dataset = with_intervals(dataset, run.task)
     samples = {**samples_like(dataset, run.model), **agreed, **own_tables.pop("samples")}
     records = {title: own_record(title, table) for title, table in own_tables.items()}
     return Federation(run=run, samples=own_record("samples", samples), **records)
+
+
+def _suits_levels(run: Run, layers: Sequence[Layer], dataset: Dataset) -> bool:
+    """Whether nobody named how to train on a table of which a linear model with levels can be had.
+
+    Its few rounds of sums are exact, and on tables it is the method that a rehearsal takes most often.
+
+    Args:
+        run: The settings, with what suits the data.
+        layers: What a person or a program set.
+        dataset: Data like the members'.
+    """
+    features = table_features(dataset)
+    outputs = max(1, len(dataset.classes) - 1) if dataset.kind == CLASSIFICATION else 1
+    has_rate = any(
+        "lr" in layer.get("optimizer", {}) for layer in layers
+    )  # it is for steps, which levels lack
+    is_open_table = features > 0 and is_open(run, layers) and not has_rate
+    return is_open_table and (features + 1) * outputs <= MOST_COEFFICIENTS
 
 
 def samples_like(dataset: Dataset, model: Model) -> dict[str, Any]:

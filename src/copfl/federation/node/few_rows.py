@@ -56,18 +56,44 @@ def counted_rows(criterion: Criterion, train: Data, least: int, *, has_products:
     return found._replace(left_out=int(train.size - found.train.size))
 
 
+def alike(criterion: Criterion, train: Data, rows: Mask, least: int, *, has_products: bool) -> Mask:
+    """Those of some rows whose target, and with products of columns whose values, enough of them have.
+
+    Args:
+        criterion: Of the objective, of classes, labels or values.
+        train: The node's rows.
+        rows: Which of them.
+        least: As of `counted_rows`.
+        has_products: As of `counted_rows`.
+    """
+    kept, columns = rows.copy(), np.zeros((len(rows), 0))
+    if has_products and isinstance(train.x, Tensor):
+        columns = train.x.cpu().double().numpy().reshape(len(rows), -1)
+        columns = _compared(columns) if columns.shape[1] <= MOST_COMPARED else columns
+    y = train.y.cpu().double()
+    while True:
+        before = kept.sum()
+        kept[kept] = _with_alike_targets(criterion, y[torch.from_numpy(kept)], least)
+        kept[kept] = _varied(columns[kept], least)
+        if kept.sum() < least:
+            kept[:] = False
+        if kept.sum() == before:
+            return kept
+
+
+def _with_alike_targets(criterion: Criterion, y: Tensor, least: int) -> Mask:
+    """The rows whose class enough rows have, or whose values and labels vary in enough of them."""
+    if criterion.kind == CLASSIFICATION:
+        return _frequent(y.numpy(), np.ones(len(y), bool), least)
+    columns = (standardised_targets(criterion, y) if criterion.kind == REGRESSION else y).numpy()
+    return _varied(_compared(columns.reshape(len(y), -1)), least) if len(y) else np.zeros(0, bool)
+
+
 def _by_targets(criterion: Criterion, train: Data, least: int) -> CountedRows:
     """The rows whose target enough rows have, with merged intervals of discrete time."""
     y, merged = train.y.cpu().double().numpy(), 0
-    if criterion.kind == CLASSIFICATION:
-        kept = _frequent(y, np.ones(len(y), bool), least)
-    elif criterion.kind != SURVIVAL:
-        columns = (
-            standardised_targets(criterion, train.y.cpu().double()).numpy()
-            if criterion.kind == REGRESSION
-            else y
-        )
-        kept = _varied(_compared(columns.reshape(len(y), -1)), least)
+    if criterion.kind != SURVIVAL:
+        kept = _with_alike_targets(criterion, train.y.cpu().double(), least)
     else:
         kept = _varied((y[:, 1:2] > 0.5).astype(float), least)
         if criterion.cuts:

@@ -148,6 +148,9 @@ def rows_of(federation: Federation, client: int) -> str:
     # What an algorithm never trains on: every so manieth sample, which may be one alone.
     if every := options.get("holdout") or (HELD_OUT if options.get("trust") == "held_out" else 0):
         choices.append(f"but samples at multiples of {every}")
+    if federation.choice.names:  # the folds follow from the targets
+        targets = "" if contract is None else f" by {', '.join(contract.target_names)}"
+        choices.append(f"in {federation.choice.folds} folds{targets} with seed {run.seed}")
     of_table = "" if contract is None else choices_of(contract)
     return "; ".join(filter(None, [*choices, of_table]))
 

@@ -22,8 +22,9 @@ from copfl.errors import DataError, WireError
 from copfl.experiment.bundle.description import TEST
 from copfl.experiment.probabilities import of_client
 from copfl.experiment.survival import hazard_of
-from copfl.federation.node import halves, measured_rounds, remembered_run
+from copfl.federation.node import choice, halves, measured_rounds, remembered_run
 from copfl.federation.node.bundle import kept_score, write_bundle
+from copfl.federation.node.choice import HeldOut
 from copfl.federation.node.data import LoadData, NodeData, moved, node_data
 from copfl.federation.node.evaluation import MeasuredModels, is_best, measure, scores_of
 from copfl.federation.node.few_rows import counted_rows
@@ -34,6 +35,7 @@ from copfl.federation.node.node import CLIENT, Node
 from copfl.federation.node.records import ClientRecords
 from copfl.federation.node.secure_memory import RememberedSum, SumMemory, objective_of, rows_of
 from copfl.federation.policy.refusal import PolicyError, Refusal
+from copfl.federation.protocol.choice import NEVER, InFolds
 from copfl.federation.protocol.files import write_json
 from copfl.federation.protocol.messages import Field
 from copfl.federation.protocol.noise import SecretNoise, enter_upload, sum_noise, upload_noise, with_key
@@ -130,9 +132,15 @@ def train(settings: TrainingSettings, node: Node, packet: Packet, load_data: Loa
         failure: Exception | None = None
         measured = MeasuredModels({}, {})
         try:
-            counted_data = data._replace(
-                train=_that_count(settings, node, data, is_first=not records.rounds())
-            )
+            is_first = not records.rounds()
+            held = None
+            if settings.federation.choice.names:
+                held = _held_out(settings, node, data, is_first=is_first)
+                counted_data = data._replace(train=held.train)
+            else:
+                counted_data = data._replace(train=_that_count(settings, node, data, is_first=is_first))
+            if held is not None and isinstance(algorithm, InFolds):
+                algorithm = dataclasses.replace(algorithm, of=torch.from_numpy(held.of))
             batches = plan_of(settings, algorithm, client, head, counted_data)
             updated = algorithm.client_update(task, client, down, counted_data.train, batches)
             _log_gpu(task.device, head.round)
@@ -142,8 +150,14 @@ def train(settings: TrainingSettings, node: Node, packet: Packet, load_data: Loa
                     "its training diverged: its model or its upload is not finite; nothing was sent"
                 )
             if is_evaluated(head.round, settings.federation.rounds, settings.run.run.eval_every):
-                models = client, down, updated.client, updated.trained
-                measured = measure(algorithm, task, *models, data.test, data.validation)
+                if held is not None and isinstance(algorithm, InFolds):
+                    models = updated.client, down
+                    name = KnownData(node.memory).name_of(data.samples)
+                    found = choice.measured(algorithm, node, task, models, held, data, settings, name)
+                    measured, data = MeasuredModels(found, {}), data._replace(bundled=None)
+                else:
+                    records_of = client, down, updated.client, updated.trained
+                    measured = measure(algorithm, task, *records_of, data.test, data.validation)
             output = updated
         except Exception as error:  # its text may describe samples
             if isinstance(algorithm, SecretNoise):  # without an upload there would be less noise in a sum
@@ -191,6 +205,27 @@ def _require_first_model(settings: TrainingSettings, node: Node, head: Head, dow
             if head.round:
                 why = f"this node has seen no earlier round of run {head.run}, and {why}; begin a new run"
             raise PolicyError((Refusal("first_model", why),), "request")
+
+
+def _held_out(settings: TrainingSettings, node: Node, data: NodeData, *, is_first: bool) -> HeldOut:
+    """The training rows that count where folds are held out; DataError if none do.
+
+    Args:
+        settings: The federation's.
+        node: The one that is asked.
+        data: The node's.
+        is_first: Whether its owner is told, as in the first round.
+    """
+    held = choice.held_out(settings, node, data)
+    if is_first and (held.left_out or (held.of == NEVER).any()):
+        logging.getLogger("flwr").warning(
+            "copfl: of this node's %d training rows %d do not count, and %d are never held out to choose a method: "
+            "fewer than %d rows are like them [least_rows]",
+            *(int(data.train.size), held.left_out, int((held.of == NEVER).sum()), node.policy.least_rows),
+        )
+    if not int(held.train.size):
+        raise DataError("none of its training rows count: too few rows are like each other [least_rows]")
+    return held
 
 
 def _that_count(settings: TrainingSettings, node: Node, data: NodeData, *, is_first: bool) -> Data:

@@ -32,7 +32,7 @@ NO_ANSWER = "it is no answer to an invitation: {}"
 JOINS, MISFITS, LEAVES = STATES = ("joins", "has data that do not fit", "leaves")
 # Keys of a run config that the coordinator may change without asking again: which run it is, and whether the
 # members first agree on what the contract leaves open.
-FREE = ("session.run", "session.agree")
+FREE = ("session.run", "session.agree", "session.choose", "session.taken")
 CONTRACT = "samples.contract"
 # What `copfl.data.contract.check` finds, for the coordinator: words that hold for any data.
 MISFIT_TEXTS = {

@@ -22,6 +22,7 @@ from copfl.core.sums import total_is_one_sum
 from copfl.core.task import Task
 from copfl.errors import UsageError, WireError
 from copfl.federation.protocol import secure_sum
+from copfl.federation.protocol.choice import InFolds
 from copfl.federation.protocol.secure_sum import LARGEST_ERROR, Floats, Rules, Words, quantised
 
 WHO_KNOWS = "where a member's training failed, or its numbers do not fit, its own log says so"
@@ -197,8 +198,11 @@ def example(
     down = received(algorithm, algorithm.server_init(task, clients), torch.tensor(0, device=task.device))
     with torch.no_grad():
         records = algorithm.client_init(task), down, output.client
-        evaluation = evaluate(algorithm, task, *records, output.trained, data) if evaluated else {}
         total = summand_of(algorithm, task, clients, output.upload)
+        if isinstance(algorithm, InFolds):
+            reported = algorithm.reported if evaluated else ()
+            return sums_of(total, dict.fromkeys(reported, torch.tensor(0.0)), rules)
+        evaluation = evaluate(algorithm, task, *records, output.trained, data) if evaluated else {}
     tested = measured(task, {name: value.unsqueeze(0) for name, value in evaluation.items()}, [data.y])
     return sums_of(total, output.metrics | tested, rules)
 

@@ -26,7 +26,7 @@ from copfl.experiment.models.network import build_model
 from copfl.experiment.tasks import learned_task
 from copfl.federation.policy.model_size import require_size
 from copfl.federation.policy.record import RequestBounds
-from copfl.federation.protocol import secure_total
+from copfl.federation.protocol import choice, secure_total
 from copfl.federation.protocol.halves import check_halves
 from copfl.federation.protocol.noise import SecretNoise
 from copfl.federation.protocol.secure_sum import Rules
@@ -101,6 +101,8 @@ def federation_of(run_config: Mapping[str, Any]) -> Federation:
     suggested = {"algorithm": algorithm, "model": {"name": "cnn", **tables["model"]}}
     run = validate({title: tables[title] for title in RUN_TABLES} | suggested)
     federation = Federation(run=run, **own_records)
+    if federation.choice.names:
+        federation = choice.applied(federation)
     if federation.secure.aggregation:
         rules_of(federation)  # its numbers are checked
     return federation
@@ -143,6 +145,8 @@ def prepared(federation: Federation, bounds: RequestBounds | None = None) -> Tra
     for kind in ("server", "addons", "robust"):
         if component := getattr(run, kind):
             algorithm = build(kind, component, algorithm=algorithm)
+    if federation.session.choose:
+        algorithm = choice.InFolds.of_federation(federation)
     shape = () if samples.text else samples.shape
     public = _public(samples.public, shape) if samples.public else None
     if bounds is not None:

@@ -158,9 +158,14 @@ const draw_chart = (() => {
       bottom_axis(ticks_of(low - room, high + room, width / 80, values.length > 0 && whole(values)), x, top, bottom, figure.x_title, left);
       figure.rows.forEach((_, row) => rule(left, top + (row + 0.5) * step, width, top + (row + 0.5) * step, "--rule", { opacity: 0.5 }));
       if (figure.zero) rule(x(0), top, x(0), bottom, "--faint", { "stroke-width": 2 });
+      // Marks at one place would hide each other, so they are moved apart, up and down.
+      const apart = (row, column) => {
+        const near = seen.map((line, n) => n).filter((n) => known([seen[n].y[row], seen[column].y[row]]).length === 2 && Math.abs(x(seen[n].y[row]) - x(seen[column].y[row])) < 8);
+        return near.length < 2 ? 0 : (near.indexOf(column) - (near.length - 1) / 2) * Math.min(8, 0.7 * step / near.length);
+      };
       const points = [];
       seen.forEach((line, column) => figure.rows.forEach((name, row) => {
-        const value = line.y[row], y = top + (row + 0.5) * step, colour = series_colour(line);
+        const value = line.y[row], y = top + (row + 0.5) * step + apart(row, column), colour = series_colour(line);
         const found = value !== null && value !== undefined, ranged = found && line.low.length && line.low[row] !== null;
         if (ranged) svg.append(node("path", { d: `M${x(line.low[row])} ${y}H${x(line.high[row])}M${x(line.low[row])} ${y - 4}v8M${x(line.high[row])} ${y - 4}v8`, stroke: colour, "stroke-width": 1.5, class: "bar" }));
         if (found) svg.append(symbol(line.symbol ?? line.place, x(value), y, colour));
@@ -234,7 +239,60 @@ const draw_chart = (() => {
       });
       return finished(height, points);
     };
-    return { lines, dots, heat, tree }[figure.kind]();
+    // Does it pay? Names at the left and words at the right; on a narrow screen both above the bar.
+    const gainchart = () => {
+      const narrow = width < 560, step = narrow ? 3.6 * style.size : 2.5 * style.size, top = 2 * style.size + 6;
+      const bold = `bold ${font}`, number = (row) => (row.gain === null ? "" : (row.gain < 0 ? "−" : "+") + written(Math.abs(row.gain), figure.digits));
+      const said = (row) => [row.mark, row.words].filter(Boolean).join(" ");
+      const longest = (texts, how) => Math.max(...texts.map((words) => width_of(words, how)), 0);
+      const left = narrow ? 0 : Math.min(longest(figure.rows.map((row) => row.label), bold), 0.3 * width) + 12;
+      const numbers = longest(figure.rows.map(number), bold), right = narrow ? width : width - longest(figure.rows.map(said), bold) - numbers - 24;
+      const ends = known(figure.rows.flatMap((row) => [row.gain, row.low, row.high])), [low, high] = [Math.min(...ends, 0), Math.max(...ends, 0)];
+      const room = (high - low || 1) * 0.06, x = scale(low - room, high + room, left, right);
+      const fold = figure.folded ? Math.floor((figure.rows.length - (figure.mean ? 1 : 0)) / 2) : Infinity;
+      const place = (row) => top + (row + (row >= fold ? 0.7 : 0)) * step, bottom = place(figure.rows.length) + 6;
+      const side = (from, to, shade) => svg.append(node("rect", { x: from, y: top, width: Math.max(0, to - from), height: bottom - top, fill: style.colour(shade), class: "side" }));
+      side(x(low - room), x(0), "--alone");
+      side(x(0), x(high + room), "--together");
+      text(`◀ ${figure.left}`, left, style.size + 2, { fill: style.colour("--alone-ink") });
+      text(`${figure.right} ▶`, right, style.size + 2, { fill: style.colour("--together-ink"), "text-anchor": "end" });
+      rule(x(0), top, x(0), bottom, "--ink", { "stroke-width": 1.5, class: "zero" });
+      for (const [value, label] of ticks_of(low - room, high + room, (right - left) / 80)) {
+        rule(x(value), bottom, x(value), bottom + TICK, "--faint");
+        const half = width_of(label, font) / 2;
+        text(label, Math.max(half, Math.min(width - half, x(value))), bottom + TICK + style.size, { "text-anchor": "middle" });
+      }
+      const axis = [""];
+      for (const word of figure.x_title.split(" ")) {
+        const longer = `${axis[axis.length - 1]} ${word}`.trim();
+        if (width_of(longer, font) > width - 8) axis.push(word);
+        else axis[axis.length - 1] = longer;
+      }
+      const widest = longest(axis, font) / 2, middle = Math.max(widest, Math.min(width - widest, (left + right) / 2));
+      axis.forEach((words, n) => text(words, middle, bottom + TICK + (2.5 + 1.3 * n) * style.size, { "text-anchor": "middle" }));
+      if (figure.folded) text(`… ${figure.folded} more between …`, (left + right) / 2, place(fold - 1) + step + 0.5 * style.size, { "text-anchor": "middle", fill: style.colour("--faint") });
+      const points = figure.rows.map((row, order) => {
+        const is_mean = figure.mean && order === figure.rows.length - 1, y = place(order) + (narrow ? 0.68 : 0.5) * step;
+        const colour = style.colour(is_mean ? "--ink" : "--c0"), weight = is_mean ? { "font-weight": "bold" } : {};
+        if (narrow) {
+          const words = `${number(row)} ${said(row)}`;
+          const size = width_of(words, is_mean ? bold : font) + 8;
+          text(shortened(row.label, width - size - 12, is_mean ? bold : font), 6, place(order) + 1.4 * style.size, weight);
+          text(words, width - 6, place(order) + 1.4 * style.size, { ...weight, "text-anchor": "end" });
+        } else {
+          text(shortened(row.label, left - 12, is_mean ? bold : font), left - 10, y + 4, { ...weight, "text-anchor": "end" });
+          text(number(row), right + 12 + numbers, y + 4, { ...weight, "text-anchor": "end" });
+          text(said(row), right + numbers + 22, y + 4, weight);
+        }
+        if (row.low !== null && row.high !== null) svg.append(node("path", { d: `M${x(row.low).toFixed(1)} ${y.toFixed(1)}H${x(row.high).toFixed(1)}`, stroke: colour, "stroke-width": is_mean ? 4 : 3, "stroke-linecap": "round", class: "bar" }));
+        const found = row.gain !== null, at = found ? x(row.gain) : x(0);
+        if (found) svg.append(node("path", { d: SYMBOLS[is_mean ? 1 : 0], transform: `translate(${at.toFixed(1)} ${y.toFixed(1)}) scale(1.25)`, fill: colour, class: "point" }));
+        const ranged = row.low !== null ? `${written(row.low, figure.digits)} to ${written(row.high, figure.digits)}` : "no interval";
+        return { row: order, column: 0, x: at, y, known: found, colour, head: row.label, name: "gain", value: `${shown(row.gain, figure)} (${ranged})`, remark: row.words };
+      });
+      return finished(bottom + TICK + (2.9 + 1.3 * (axis.length - 1)) * style.size, points);
+    };
+    return { lines, dots, heat, tree, gainchart }[figure.kind]();
   };
   return drawing;
 })();

@@ -28,15 +28,30 @@
   const widened = () => plots().slice(0, 1).some((plot) => Math.abs(plot.clientWidth - plot.drawn_width) > 1);
   new ResizeObserver(() => { if (!printing && widened()) draw_all(); }).observe(document.body);
 
+  // What is closed has no width, and is drawn when it is opened. A link opens what is around its target.
+  document.addEventListener("toggle", (event) => { if (event.target.open) event.target.querySelectorAll(".plot").forEach((plot) => draw(plot)); }, true);
+  const reveal = (id) => {
+    for (let around = document.getElementById(id)?.closest("details"); around; around = around.parentElement.closest("details")) around.open = true;
+  };
+  addEventListener("hashchange", () => reveal(location.hash.slice(1)));
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest?.('a[href^="#"]');
+    if (link) reveal(link.hash.slice(1));
+  });
+
   // On paper: light colours, and letters that are legible at the width of a page.
-  let printing = false, kept;
+  let printing = false, kept, closed;
+  const details = () => document.getElementById("details");
   addEventListener("beforeprint", () => {
     [printing, kept] = [true, root.dataset.theme];
     root.dataset.theme = "light";
+    closed = details()?.open === false;
+    if (closed) details().open = true;
     draw_all(720);
   });
   addEventListener("afterprint", () => {
     printing = false;
+    if (closed) details().open = false;
     if (kept) root.dataset.theme = kept;
     else delete root.dataset.theme;
     draw_all();
@@ -237,6 +252,7 @@
 
   plots().forEach(connect);
   apply_theme(stored() || undefined);
+  reveal(location.hash.slice(1));
   root.dataset.drawn = "yes";
   if (fingerprint && !ended) refresh();
   else pause_button?.remove();

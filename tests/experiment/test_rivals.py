@@ -8,16 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import copfl
 from copfl.charts import Dots
+from copfl.core import Data, task_of
 from copfl.experiment import reading
 from copfl.experiment.analysis import against_rivals as of_rivals
 from copfl.experiment.analysis.against_rivals import RIVALS
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.preparation import prepare
-from copfl.experiment.rivals import rivals_of
+from copfl.experiment.rivals import WORDS, Inputs, rivals_of, site_rows
 from copfl.measures.metrics import METRICS
+from copfl.models.networks import Embedding, Words
 from copfl.report import page
 from copfl.rivals import file as rivals_file
 from copfl.rivals.records import BOOSTED, CONSTANT, FOREST, LINEAR, Rivals, RivalValues
@@ -215,6 +218,19 @@ def test_texts_from_scratch_have_a_bag_of_words(tmp_path: Path) -> None:
     assert list(result.rivals.values) == [CONSTANT, LINEAR]
     assert result.rivals.inputs == "TF-IDF of the same words"
     assert (result.rivals.values[LINEAR].tested["accuracy"] > 0.9).all()
+
+
+def test_rivals_of_texts_see_the_pairs_of_words_of_the_network() -> None:
+    tokens = {
+        "input_ids": torch.tensor([[1, 3, 5], [2, 0, 0]]),
+        "attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]]),
+    }
+    data = Data(tokens, torch.tensor([0, 1]), torch.tensor(2))
+    rows = site_rows(Inputs(WORDS), task_of(Words((), 2, words=3, pairs=2), 2), [data], data)
+    assert rows.x.toarray().tolist() == [[0, 1, 0, 1, 0, 0.5], [0, 0, 1, 0, 0, 0]]
+    repeated = Data({"input_ids": torch.tensor([[2, 2, 4]])}, torch.tensor([0]), torch.tensor(1))
+    rows = site_rows(Inputs(WORDS), task_of(Embedding((), 2, words=5), 2), [repeated], repeated)
+    np.testing.assert_allclose(rows.x.toarray(), [[0, 0, 1 + np.log(2), 0, 1]])
 
 
 @pytest.mark.job

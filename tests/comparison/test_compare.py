@@ -573,7 +573,7 @@ def test_the_rivals_stand_beside_the_rows(tmp_path: Path, data: Path) -> None:
     content = json.loads((tmp_path / "out" / "table.json").read_text())["rivals"]
     assert content["differences"]["fedavg"]["mean"] == pytest.approx(expected)
     page = comparison_page.document_of(tmp_path / "out")
-    assert any("that each client trains alone: fedavg" in text for text in page.conclusion)
+    assert any("that each site trains alone: fedavg" in text for text in page.conclusion)
     assert any(table.title == "What each client has alone" for table in page.tables)
     silent = base(data, rivals=False)
     assert untuned(["fedavg"], seeds=[0], base_tables=silent, out=tmp_path / "silent").rivals is None

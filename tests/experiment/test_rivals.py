@@ -8,16 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import copfl
 from copfl.charts import Dots
+from copfl.core import Data, task_of
 from copfl.experiment import reading
 from copfl.experiment.analysis import against_rivals as of_rivals
 from copfl.experiment.analysis.against_rivals import RIVALS
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.preparation import prepare
-from copfl.experiment.rivals import rivals_of
+from copfl.experiment.rivals import WORDS, Inputs, rivals_of, site_rows
 from copfl.measures.metrics import METRICS
+from copfl.models.networks import Embedding, Words
 from copfl.report import page
 from copfl.rivals import file as rivals_file
 from copfl.rivals.records import BOOSTED, CONSTANT, FOREST, LINEAR, Rivals, RivalValues
@@ -127,7 +130,7 @@ def test_the_report_has_them(result: copfl.Result) -> None:
     means, of_sites = section.tables
     assert [row[0] for row in means.rows][-1] == "the personal models"
     assert [row[-1] for row in of_sites.rows] == [LINEAR, LINEAR, CONSTANT]
-    assert any("a linear model that each client trains alone" in text for text in page.of_runs(runs))
+    assert any("a linear model that each site trains alone" in text for text in page.of_runs(runs))
 
 
 def test_the_command_prints_them_and_can_leave_them_out(
@@ -148,17 +151,15 @@ def test_the_command_prints_them_and_can_leave_them_out(
         2,
         "--no-local-baseline",
     ]
-    answer = called(capsys, *words, "--out", tmp_path / "with")
+    answer = called(capsys, *words, "--verbose", "--out", tmp_path / "with")
     assert answer.code == 0, answer.err
-    head = answer.out.splitlines()[2].split()
-    assert head[head.index("constant") :] == ["constant", "linear", "global", "personal", "verdict", "weight"]
     text = " ".join(answer.out.split())
-    assert "What each client has alone" in text
-    assert "linear model that each client trains alone" in text
+    assert "What each site has alone" in text
+    assert "linear model that each site trains alone" in text
     assert "og loss" in text
     without = called(capsys, *words, "--no-rivals", "--out", tmp_path / "without")
     assert without.code == 0
-    assert "constant" not in without.out.splitlines()[2]
+    assert "linear model" not in without.out
     assert not (tmp_path / "without" / RIVALS.file).exists()
     assert (tmp_path / "without/rounds.jsonl").read_bytes() == (tmp_path / "with/rounds.jsonl").read_bytes()
     as_json = called(capsys, *words, "--json", "--out", tmp_path / "json")
@@ -219,6 +220,19 @@ def test_texts_from_scratch_have_a_bag_of_words(tmp_path: Path) -> None:
     assert (result.rivals.values[LINEAR].tested["accuracy"] > 0.9).all()
 
 
+def test_rivals_of_texts_see_the_pairs_of_words_of_the_network() -> None:
+    tokens = {
+        "input_ids": torch.tensor([[1, 3, 5], [2, 0, 0]]),
+        "attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]]),
+    }
+    data = Data(tokens, torch.tensor([0, 1]), torch.tensor(2))
+    rows = site_rows(Inputs(WORDS), task_of(Words((), 2, words=3, pairs=2), 2), [data], data)
+    assert rows.x.toarray().tolist() == [[0, 1, 0, 1, 0, 0.5], [0, 0, 1, 0, 0, 0]]
+    repeated = Data({"input_ids": torch.tensor([[2, 2, 4]])}, torch.tensor([0]), torch.tensor(1))
+    rows = site_rows(Inputs(WORDS), task_of(Embedding((), 2, words=5), 2), [repeated], repeated)
+    np.testing.assert_allclose(rows.x.toarray(), [[0, 0, 1 + np.log(2), 0, 1]])
+
+
 @pytest.mark.job
 def test_a_pretrained_model_has_a_linear_model_of_its_features(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -276,17 +290,16 @@ def test_the_conclusion_by_hand() -> None:
     rivals, names = by_hand([0.8, 0.8, 0.8], [0.7, 0.7, 0.7], nowhere), ["a", "b", "c"]
     worse = of_rivals.conclusion(rivals, np.array([0.71, 0.7, 0.69]), names)
     assert worse.startswith("Stay alone, take a random forest: the personal models are 10.0 points [")
-    assert worse.endswith("1 of 3 clients is worse than the constant answer: c.")
+    assert worse.endswith("1 of 3 sites is worse than the constant answer: c.")
     better = of_rivals.conclusion(rivals, np.array([0.91, 0.9, 0.89]), names)
     assert better.startswith("The personal models are 10.0 points [")
-    assert "better than a random forest that each client trains alone." in better
+    assert "better than a random forest that each site trains alone." in better
     alike = of_rivals.conclusion(rivals, np.array([0.9, 0.8, 0.7]), names)
-    assert alike.startswith("No gain over what clients have alone is shown: the personal models are not dis")
+    assert alike.startswith("No gain over what sites have alone is shown: the personal models are not dis")
     assert of_rivals.conclusion(rivals, np.full(3, np.nan), names) == ""
     one = of_rivals.conclusion(by_hand([0.8], [0.7], nowhere[:1]), np.array([0.9]), ["a"])
     assert (
-        one
-        == "The personal models are 10.0 points better than a random forest that each client trains alone."
+        one == "The personal models are 10.0 points better than a random forest that each site trains alone."
     )
 
 
@@ -307,7 +320,7 @@ def test_each_site_has_a_sentence_by_hand() -> None:
     )
     lead, lines = of_rivals.of_sites(rivals, personal, names, [61, 20, 30, 1, 9, 9])
     assert lead == (
-        "Client by client, its model against a random forest that it trains alone, with the 95 % interval over its own "
+        "Site by site, its model against a random forest that it trains alone, with the 95 % interval over its own "
         "test rows:"
     )
     assert lines == [
@@ -329,8 +342,8 @@ def test_many_sites_are_counted_and_those_that_lose_are_named() -> None:
     lead, lines = of_rivals.of_sites(rivals, np.full(40, 0.6), names, [20] * 40)
     assert not lines
     assert lead == (
-        "Client by client, its model against a random forest that it trains alone: 7 of 40 better, 2 worse (s7, s8), "
-        "31 cannot be told apart. By the 95 % interval over each client's own test rows."
+        "Site by site, its model against a random forest that it trains alone: 7 of 40 better, 2 worse (s7, s8), "
+        "31 cannot be told apart. By the 95 % interval over each site's own test rows."
     )
     rivals = by_hand([0.6] * 13, [0.5] * 13, [Interval(*alike)] * 12 + [Interval(*unknown)])
     lead, _ = of_rivals.of_sites(rivals, np.full(13, 0.6), names, [20] * 13)

@@ -164,19 +164,20 @@ def _chosen(run: Run, layers: Sequence[Layer], rounds: int = 0) -> tuple[Run, Gi
     features = table_features(room.samples)
     # For the rows as rivals take them; it says nothing of rivals after the rounds, as they are trained now.
     quiet: Layer = {"run": {**off["run"], "rivals": False}}
-    alike = prepare(completed({**quiet, "algorithm": {"name": "levels"}} if features else quiet))
-    plan = plan_of(alike)
     has_rate = any("lr" in layer.get("optimizer", {}) for layer in layers)
     facts = Facts(
         room.samples.kind,
         run.model.name,
         room.rows,
         features,
-        rivals=() if plan is None else plan.kinds,
+        rivals=(),
         is_mixed=run.algorithm.name == APFL,
         wants_network=has_rate,
     )
-    tried = candidates_for(facts)
+    first = candidates_for(facts).candidates[0]  # whose columns or words the rivals have, too
+    alike = prepare(completed({**quiet, **(first.layer or {})}))
+    plan = plan_of(alike)
+    tried = candidates_for(facts._replace(rivals=() if plan is None else plan.kinds))
     methods = ", ".join(one.name for one in tried.candidates if not one.rival)
     logger.info(
         f"choosing among {methods} and what each client has alone, by cross-validation of {room.rows:,} training "

@@ -90,10 +90,10 @@ def test_worse_than_frequencies_is_named() -> None:
     assert found.worse == [0]
     means, named = in_words(found, ["north", "south", "west"])
     assert means == (
-        "Probabilities, mean over clients: log loss 0.660 (class frequencies in training: 0.690), AUC 70.0 %, "
+        "Probabilities, mean over sites: log loss 0.660 (class frequencies in training: 0.690), AUC 70.0 %, "
         "calibration error 15.0 %."
     )
     assert "of the test samples: north (1.02; frequencies 0.690)." in named
     _, unsure = in_words(found._replace(excess=np.array([-0.1, -0.5, nan])), ["north", "south", "west"])
-    assert unsure.startswith("1 client of 3: probabilities that are not shown to be better")
+    assert unsure.startswith("1 site of 3: probabilities that are not shown to be better")
     assert not in_words(found._replace(log_loss=np.full(3, nan)), ["", "", ""])

@@ -127,7 +127,7 @@ def test_the_report_has_them(result: copfl.Result) -> None:
     means, of_sites = section.tables
     assert [row[0] for row in means.rows][-1] == "the personal models"
     assert [row[-1] for row in of_sites.rows] == [LINEAR, LINEAR, CONSTANT]
-    assert any("a linear model that each client trains alone" in text for text in page.of_runs(runs))
+    assert any("a linear model that each site trains alone" in text for text in page.of_runs(runs))
 
 
 def test_the_command_prints_them_and_can_leave_them_out(
@@ -153,8 +153,8 @@ def test_the_command_prints_them_and_can_leave_them_out(
     head = answer.out.splitlines()[2].split()
     assert head[head.index("constant") :] == ["constant", "linear", "global", "personal", "verdict", "weight"]
     text = " ".join(answer.out.split())
-    assert "What each client has alone" in text
-    assert "linear model that each client trains alone" in text
+    assert "What each site has alone" in text
+    assert "linear model that each site trains alone" in text
     assert "og loss" in text
     without = called(capsys, *words, "--no-rivals", "--out", tmp_path / "without")
     assert without.code == 0
@@ -175,7 +175,7 @@ def test_how_long_they_take_is_said_before_the_rounds(tmp_path: Path) -> None:
     layer = {"data": {"name": str(tmp_path / "large.npz")}, "run": {"engine": "sequential"}}
     with heard(told.append):
         prepare(complete(layer))
-    assert any(line.startswith("after the rounds, rivals at 10 clients alone, about ") for line in told)
+    assert any(line.startswith("after the rounds, rivals at 10 sites alone, about ") for line in told)
     told.clear()
     with heard(told.append):
         prepare(complete(layer, {"run": {"rivals": False}}))
@@ -276,17 +276,16 @@ def test_the_conclusion_by_hand() -> None:
     rivals, names = by_hand([0.8, 0.8, 0.8], [0.7, 0.7, 0.7], nowhere), ["a", "b", "c"]
     worse = of_rivals.conclusion(rivals, np.array([0.71, 0.7, 0.69]), names)
     assert worse.startswith("Stay alone, take a random forest: the personal models are 10.0 points [")
-    assert worse.endswith("1 of 3 clients is worse than the constant answer: c.")
+    assert worse.endswith("1 of 3 sites is worse than the constant answer: c.")
     better = of_rivals.conclusion(rivals, np.array([0.91, 0.9, 0.89]), names)
     assert better.startswith("The personal models are 10.0 points [")
-    assert "better than a random forest that each client trains alone." in better
+    assert "better than a random forest that each site trains alone." in better
     alike = of_rivals.conclusion(rivals, np.array([0.9, 0.8, 0.7]), names)
-    assert alike.startswith("No gain over what clients have alone is shown: the personal models are not dis")
+    assert alike.startswith("No gain over what sites have alone is shown: the personal models are not dis")
     assert of_rivals.conclusion(rivals, np.full(3, np.nan), names) == ""
     one = of_rivals.conclusion(by_hand([0.8], [0.7], nowhere[:1]), np.array([0.9]), ["a"])
     assert (
-        one
-        == "The personal models are 10.0 points better than a random forest that each client trains alone."
+        one == "The personal models are 10.0 points better than a random forest that each site trains alone."
     )
 
 
@@ -307,7 +306,7 @@ def test_each_site_has_a_sentence_by_hand() -> None:
     )
     lead, lines = of_rivals.of_sites(rivals, personal, names, [61, 20, 30, 1, 9, 9])
     assert lead == (
-        "Client by client, its model against a random forest that it trains alone, with the 95 % interval over its own "
+        "Site by site, its model against a random forest that it trains alone, with the 95 % interval over its own "
         "test rows:"
     )
     assert lines == [
@@ -329,8 +328,8 @@ def test_many_sites_are_counted_and_those_that_lose_are_named() -> None:
     lead, lines = of_rivals.of_sites(rivals, np.full(40, 0.6), names, [20] * 40)
     assert not lines
     assert lead == (
-        "Client by client, its model against a random forest that it trains alone: 7 of 40 better, 2 worse (s7, s8), "
-        "31 cannot be told apart. By the 95 % interval over each client's own test rows."
+        "Site by site, its model against a random forest that it trains alone: 7 of 40 better, 2 worse (s7, s8), "
+        "31 cannot be told apart. By the 95 % interval over each site's own test rows."
     )
     rivals = by_hand([0.6] * 13, [0.5] * 13, [Interval(*alike)] * 12 + [Interval(*unknown)])
     lead, _ = of_rivals.of_sites(rivals, np.full(13, 0.6), names, [20] * 13)

@@ -30,6 +30,10 @@ MISSING = "pictures need matplotlib, which is not installed; `pip install 'copfl
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8A7A00")
 DASHES = ("-", "--", ":", "-.")
 SYMBOLS = "oDxs^+*v"
+# One colour and symbol for each model, in every chart: personal ●, alone □, global ×, and each rival its own.
+MODEL_STYLES = {
+    "": 0, "_before": 1, "_global": 2, "alone": 3, "linear": 4, "constant": 5, "forest": 6, "boosted": 7,
+}  # fmt: skip
 
 
 class Line(NamedTuple):
@@ -305,13 +309,14 @@ def _markers(axes: Axes, chart: Dots | Swarm) -> None:
     if chart.zero:
         axes.axvline(0, color="black", linewidth=0.8)
     if isinstance(chart, Dots):
-        heights = np.arange(len(chart.rows))
+        values = [_numbers(series.y) for series in chart.series]
         for place, series in enumerate(chart.series):
             style_of = place if series.symbol is None else series.symbol
             colour, symbol = COLOURS[series.colour % len(COLOURS)], SYMBOLS[style_of % len(SYMBOLS)]
             fill = "none" if style_of else "full"
             style: Any = {"color": colour, "markersize": 5, "fillstyle": fill, "label": series.name}
-            axes.plot(_numbers(series.y), heights, symbol, **style)
+            heights = np.arange(len(chart.rows)) + _apart(values, place)
+            axes.plot(values[place], heights, symbol, **style)
             if series.low:
                 axes.hlines(heights, _numbers(series.low), _numbers(series.high), color=colour)
     else:
@@ -364,6 +369,20 @@ def _gains(axes: Axes, chart: GainChart) -> None:
     axes.set_yticks([])
     for side in ("left", "right", "top"):
         axes.spines[side].set_visible(False)
+
+
+def _apart(values: Sequence[np.ndarray[Any, np.dtype[np.float64]]], place: int) -> Any:
+    """How far the marks of one series are moved up or down: those at one place would hide each other.
+
+    Args:
+        values: Of each series, [rows].
+        place: Of the series.
+    """
+    table = np.stack(values)  # [series, rows]
+    known = table[np.isfinite(table)]
+    near = np.abs(table - table[place]) <= 0.015 * (float(np.ptp(known)) if len(known) else 0.0)  # nan is not
+    rank = near[:place].sum(0) - (near.sum(0) - 1) / 2
+    return 0.6 / len(values) * rank * (near.sum(0) > 1)
 
 
 def _swarm(axes: Axes, chart: Swarm) -> None:

@@ -32,7 +32,7 @@ def test_the_command_from_end_to_end(run: Path, capsys: Capture) -> None:
     assert "Kendall" not in answer.out  # it is in the files
     assert "Kendall" in (run / "audit.md").read_text()
     content = json.loads((run / "audit.json").read_text())
-    assert content["clients"] == ["client 0", "client 1", "client 2"]
+    assert content["clients"] == ["site 0", "site 1", "site 2"]
     said = called(capsys, "audit", run, "--json")
     assert (said.code, json.loads(said.out)) == (0, content)
     assert called(capsys, "audit", run, "--quiet") == Answer(0, "", "")

@@ -566,8 +566,8 @@ def test_the_rivals_stand_beside_the_rows(tmp_path: Path, data: Path) -> None:
     expected = np.mean([(a - b).mean() for a, b in zip(ours, theirs, strict=True)])
     assert rivals.to_best(found.rows[0].outcomes).mean == pytest.approx(expected)
     text = str(found)
-    assert "What each client has alone" in text
-    assert "at each client alone, accuracy, in points" in text
+    assert "What each site has alone" in text
+    assert "at each site alone, accuracy, in points" in text
     for name in ("log loss", "AUC, %"):
         assert name in text
     content = json.loads((tmp_path / "out" / "table.json").read_text())["rivals"]

@@ -23,7 +23,7 @@ NAMES = ["north", "south", "west"]
 
 def verdict_of(*sites: SiteGain) -> Verdict:
     mean = Estimate(0.1, 0.02, 0.18)
-    return Verdict(False, mean, 0.04, Interval(-0.05, 0.25), mean, Interval(-0.1, 0.3), 0.4, 0.5, sites)
+    return Verdict(False, mean, 0.04, Interval(-0.1, 0.2), mean, Interval(-0.1, 0.3), 0.4, 0.5, sites)
 
 
 def site(gain: float, word: str) -> SiteGain:

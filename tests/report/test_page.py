@@ -19,7 +19,7 @@ from copfl import charts
 from copfl.charts import Dots, Heat, Line, Lines
 from copfl.experiment import reading
 from copfl.experiment.analysis.gains import Analysis, Cross
-from copfl.measures.metrics import ACCURACY
+from copfl.measures.metrics import ACCURACY, MetricInfo
 from copfl.report import comparison_page, document, page, paired, run_charts
 from copfl.rivals.records import CONSTANT, LINEAR, Rivals, RivalValues
 from copfl.stats import Interval
@@ -346,6 +346,61 @@ def test_a_comparison_has_a_page_that_says_what_is_distinguishable(
     assert "`copfl compare` or `copfl sweep` writes it again" in answer.err
 
 
+def test_a_comparison_says_first_which_methods_gain_over_what_sites_have_alone() -> None:
+    def gain(mean: float, low: float | None, high: float | None, verdict: str) -> dict[str, Any]:
+        return {"mean": mean, "over_both": [low, high], "verdict": verdict}
+
+    gains = {
+        "fedper": gain(0.1, 0.05, 0.15, "higher"),
+        "fedavg": gain(-0.02, -0.1, 0.06, "not distinguishable"),
+    }
+    content: dict[str, Any] = {
+        "rows": [],
+        "reference": "fedavg",
+        "rivals": {"chosen": LINEAR, "differences": {**gains, "local": gain(0.0, -0.1, 0.1, "")}},
+    }
+    section = comparison_page._answer(content, ACCURACY)
+    assert section is not None
+    assert section.title == "Training together gains with 1 of 2 methods: fedper."
+    (chart,) = section.charts
+    assert isinstance(chart, charts.GainChart)
+    assert [(row.label, row.words, row.mark) for row in chart.rows] == [
+        ("fedper", "better together", "▲"),
+        ("fedavg", "no clear difference", "="),
+    ]
+    assert chart.rows[0][1:4] == pytest.approx((10, 5, 15))
+    # A metric that is better when low: the difference falls, the gain is positive.
+    rmse = MetricInfo("rmse", higher_is_better=False, fraction=False)
+    lower = gain(-0.1, -0.15, -0.05, "lower")
+    rows = [{"label": "fedper", "differences": {"rmse": lower}}, {"label": "local", "differences": {}}]
+    section = comparison_page._answer({"rows": rows, "reference": "local"}, rmse)
+    assert section is not None
+    (chart,) = section.charts
+    assert isinstance(chart, charts.GainChart)
+    assert chart.rows[0][1:4] == pytest.approx((0.1, 0.05, 0.15))
+    assert chart.rows[0].words == "better together"
+    one_seed = gain(0.1, None, None, "not computed")
+    rows[0]["differences"] = {"rmse": one_seed}
+    section = comparison_page._answer({"rows": rows, "reference": "local"}, rmse)
+    assert section is not None
+    assert section.title == "None of 1 methods shows a gain."
+    assert comparison_page._answer({"rows": rows, "reference": "fedavg"}, rmse) is None
+
+
+def test_a_model_has_one_mark_in_every_chart() -> None:
+    styles = charts.MODEL_STYLES
+    assert len(set(styles.values())) == len(styles) <= len(charts.SYMBOLS)
+    assert [charts.SYMBOLS[styles[name]] for name in ("", "alone", "_global")] == ["o", "s", "x"]
+
+
+def test_marks_at_one_place_are_moved_apart() -> None:
+    values = [np.array([0.5, 0.0]), np.array([0.5, 1.0]), np.array([np.nan, 0.5])]
+    moved = [charts._apart(values, place) for place in range(3)]
+    assert moved[0].tolist() == [-0.1, 0]
+    assert moved[1].tolist() == [0.1, 0]
+    assert moved[2].tolist() == [0, 0]
+
+
 def test_help_waits_for_no_large_library() -> None:
     heavy = ("torch", "jinja2", "matplotlib")
     code = f"import sys, copfl.cli.main; print([m for m in {heavy} if m in sys.modules])"
@@ -374,12 +429,11 @@ def test_a_model_has_one_colour_and_symbol_in_all_charts(runs: dict[str, Path]) 
     assert isinstance(curves, Lines)
     by_client, by_gain, by_round = styles(clients), styles(gain), styles(curves)
     assert by_client["global model"] == by_gain["global model"] == by_round["global model"]
-    assert by_client["local training only"] == by_gain["alone"]
     assert by_client["after training"] == by_gain["personal model, after training"]
     assert by_client["after training"] == by_round["after training"]
     assert len(set(by_client.values())) == 4
     drawn = data_of(document.render(page.document_of([measured])))["figures"]
-    assert [line["symbol"] for line in drawn["gain"]["series"]] == [0, 2, 3]
+    assert [line["symbol"] for line in drawn["gain"]["series"]] == [0, 2]
 
 
 def test_a_curve_has_its_colour_where_another_model_was_not_evaluated(runs: dict[str, Path]) -> None:

@@ -93,19 +93,19 @@ def rival_tables(rivals: SeedRivals, rows: Mapping[str, Sequence[Record]]) -> li
         cells = [other.text(*means[other.name]) for other in rivals.metrics]
         alone.append([TITLES[name], *cells, "best" if name == rivals.chosen else ""])
     how = (
-        f"{capital(first.models)}, trained at each client alone on {first.inputs}. best: by cross-validation "
+        f"{capital(first.models)}, trained at each site alone on {first.inputs}. best: by cross-validation "
         "within training rows, test rows have no say. They can be left out (rivals)."
     )
     left_out = [f"Without {TITLES[name]}: {why}." for name, why in first.left_out.items()]
     head = ["", *(other.label for other in rivals.metrics), ""]
-    shown = [Table("What each client has alone", head, alone, [how, *left_out])]
+    shown = [Table("What each site has alone", head, alone, [how, *left_out])]
     level, compared = f"{100 * LEVEL:.0f} %", []
     for title, gain in rivals.all_to_best(rows).items():
         bounds = [metric.interval(*bound) for bound in (gain.both, gain.seeds, gain.clients)]
         compared.append([title, metric.text(gain.mean, sign="+"), *bounds, metric.verdict(gain.verdict)])
-    head = ["", "difference", f"{level} over both", "over seeds", "over clients", "verdict"]
-    title = f"Difference to {TITLES[rivals.chosen]} at each client alone, {metric.title}{metric.points}"
-    note = f"Paired: the same client of the same seed. {how_decided(len(compared))}"
+    head = ["", "difference", f"{level} over both", "over seeds", "over sites", "verdict"]
+    title = f"Difference to {TITLES[rivals.chosen]} at each site alone, {metric.title}{metric.points}"
+    note = f"Paired: the same site of the same seed. {how_decided(len(compared))}"
     return [*shown, Table(title, head, compared, [note])]
 
 

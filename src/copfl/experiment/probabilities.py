@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from copfl.charts import Chart, Dots, Line, Lines, values_of
+from copfl.charts import MODEL_STYLES, Chart, Dots, Line, Lines, values_of
 from copfl.core import tree
 from copfl.core.evaluation import predicted
 from copfl.core.task import Data, Personal, Task
@@ -207,9 +207,10 @@ def _charts(calibration: Probabilities, run: Recording) -> Iterator[Chart]:
         "The log loss of each site's model on its test samples, lower is better. A model right of the "
         "frequencies of the classes in the site's training samples has probabilities that are worth nothing."
     )
+    style = MODEL_STYLES["constant"]
     series = [
         Line("personal model", values_of(calibration.log_loss), symbol=0),
-        Line("class frequencies", values_of(calibration.reference), colour=1, symbol=1),
+        Line("class frequencies", values_of(calibration.reference), colour=style, symbol=style),
     ]
     yield Dots("log-loss", "Log loss per site", about, run.client_titles, "log loss", series, digits=3)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from copfl.charts import Chart, Dots, Line, Lines, values_of
+from copfl.charts import MODEL_STYLES, Chart, Dots, Line, Lines, values_of
 from copfl.core import tree
 from copfl.core.evaluation import predicted
 from copfl.core.task import Data, Personal, Task
@@ -394,9 +394,10 @@ def _charts(found: Survival, run: Recording) -> Iterator[Chart]:
             "Kaplan and Meier's curve of the site's training samples, which is the same for all, has probabilities "
             "that are worth nothing."
         )
+        style = MODEL_STYLES["constant"]
         series = [
             Line("personal model", values_of(found.brier), symbol=0),
-            Line("Kaplan-Meier", values_of(found.reference), colour=1, symbol=1),
+            Line("Kaplan-Meier", values_of(found.reference), colour=style, symbol=style),
         ]
         yield Dots("brier", "Brier score per site", about, run.client_titles, "Brier score", series, digits=3)
 

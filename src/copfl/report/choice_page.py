@@ -10,6 +10,8 @@ from typing import Any
 from copfl import foreign
 from copfl.charts import Lines, mean_curve
 from copfl.errors import RunError, raised_as
+from copfl.experiment.answer import answer_of, section_of
+from copfl.experiment.reading import read_all
 from copfl.measures.metrics import MetricInfo
 from copfl.report.document import Document
 from copfl.sections import Section
@@ -34,7 +36,9 @@ def document_of(folder: Path) -> Document:
     with raised_as(RunError, damaged, OSError, *foreign.DAMAGE):
         content = foreign.read_json(foreign.inside(folder, path))
         trained = (folder / CHOSEN / "rounds.jsonl").is_file()
-        return _document(content, MetricInfo(**content["metric"]), folder if trained else None)
+        page = _document(content, MetricInfo(**content["metric"]), folder if trained else None)
+        answer = answer_of(read_all([folder / CHOSEN])[0]) if trained else None
+        return page if answer is None else page._replace(answer=section_of(answer))
 
 
 def _document(content: Mapping[str, Any], metric: MetricInfo, trained: Path | None) -> Document:

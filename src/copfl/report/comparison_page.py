@@ -10,15 +10,20 @@ from typing import Any
 import numpy as np
 
 from copfl import foreign
-from copfl.charts import Chart, Dots, Heat, Line, Lines, mean_curve, series_of, values_of
+from copfl.charts import Chart, Dots, GainChart, GainRow, Heat, Line, Lines, mean_curve, series_of, values_of
 from copfl.errors import RunError, raised_as
+from copfl.experiment.answer import ALONE as TRAINED_ALONE
+from copfl.experiment.answer import NO_INTERVAL, means_section
 from copfl.measures.metrics import ACCURACY, MetricInfo
 from copfl.report.document import Document
 from copfl.rivals.records import TITLES
 from copfl.sections import Section
 from copfl.tables import NONE, Table, capital, number, size
+from copfl.verdict.headline import MARKS
+from copfl.verdict.verdict import BETTER, UNCLEAR, WORSE
 
 FILE = "table.json"
+LOCAL = "local"  # the method of training alone
 TILES = 8  # rows that have one
 MODELS = {"": "after training", "_before": "before training", "_global": "global model"}
 Row = Mapping[str, Any]
@@ -72,8 +77,46 @@ def _document(content: Mapping[str, Any], metric: MetricInfo) -> Document:
         ],
         notes=[f"Sites: {'; '.join(content['partition'])}.", *content["notes"]],
         facts=None,
+        answer=_answer(content, metric),
         sections=[section for section in sections if section.charts],
     )
+
+
+def _answer(content: Mapping[str, Any], metric: MetricInfo) -> Section | None:
+    """The gain of each method over the best that sites have alone, mean over sites; None where nothing is known."""
+    rivals, rows = content.get("rivals"), content["rows"]
+    if rivals:
+        alone, gains = f"{TITLES[rivals['chosen']]} alone", dict(rivals["differences"])
+        gains.pop(LOCAL, None)
+    elif content["reference"] == LOCAL:
+        alone = TRAINED_ALONE
+        gains = {r["label"]: r["differences"][metric.name] for r in rows if metric.name in r["differences"]}
+    else:
+        return None
+    if not gains:
+        return None
+    shown = [_gain_row(label, gain, metric) for label, gain in gains.items()]
+    about = (
+        f"The mean gain over {alone}, the same site of the same seed under both, with the 95 % interval over sites and "
+        "seeds. The words hold for all rows together (Holm)."
+    )
+    x_title = f"gain over {alone}, {metric.gains} (95 % interval)"
+    unit, digits = (" points", 1) if metric.fraction else ("", 3)
+    chart = GainChart("verdict", "", about, shown, x_title, digits=digits, unit=unit, row_title="method")
+    return means_section(chart, "methods")
+
+
+def _gain_row(label: str, gain: Mapping[str, Any], metric: MetricInfo) -> GainRow:
+    ends = [np.nan if end is None else end for end in (gain["mean"], *gain["over_both"])]
+    value, low, high = (
+        metric.factor * end if metric.higher_is_better else -metric.factor * end for end in ends
+    )
+    low, high = (low, high) if metric.higher_is_better else (high, low)
+    if not np.isfinite([low, high]).all():
+        return GainRow(label, value, np.nan, np.nan, NO_INTERVAL)
+    is_clear = gain["verdict"] in ("higher", "lower")
+    words = UNCLEAR if not is_clear else BETTER if value > 0 else WORSE
+    return GainRow(label, value, low, high, words, MARKS[words])
 
 
 def _mean(row: Row, name: str, of: str = "mean") -> float:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from copfl.charts import Chart, Dots, Heat, Line, Lines, Value, percent, series_of, values_of
+from copfl.charts import MODEL_STYLES, Chart, Dots, Heat, Line, Lines, Value, percent, series_of, values_of
 from copfl.experiment.analysis.gains import similar_first
 from copfl.experiment.run_record import RunRecord
 from copfl.measures.metrics import ACCURACY, MetricInfo, metrics_of
@@ -39,8 +39,6 @@ MODELS = {  # by the suffix of the metric
     "_global": ("global model", "with the global model alone, as a new site would have it"),
 }
 
-# One colour and symbol for each model, in every chart.
-MODEL_STYLES = {"": 0, "_before": 1, "_global": 2, "alone": 3}
 SHARED_STYLE = 7
 
 
@@ -67,15 +65,14 @@ def clients(run: RunRecord, runs: Runs) -> Iterator[Chart]:
 
 
 def gain(run: RunRecord) -> Iterator[Chart]:
-    """Each client alone and with its personal model, in the order of the gain."""
+    """What each client gains over training alone, with its own model and with the global one, in their order."""
     metric, gains = run.primary, run.known_gains
     if gains is None:
         return
     order = [int(n) for n in np.argsort(gains.gain) if not np.isnan(gains.gain[n])]
     models = {
-        "": ("personal model, after training", gains.personal),
-        "_global": ("global model", gains.global_model),
-        "alone": ("alone", gains.alone),
+        "": ("personal model, after training", gains.gain),
+        "_global": ("global model", np.asarray(metric.gain(gains.global_model, gains.alone))),
     }
     series = [
         _model(of, name, metric, values[order])
@@ -84,11 +81,16 @@ def gain(run: RunRecord) -> Iterator[Chart]:
     ]
     about = (
         f"Worst tenth of the sites: {metric.text(gains.worst)}{metric.unit}; standard deviation: "
-        f"{metric.text(gains.spread)}. Alone: local training on the same batches, with the same optimizer. "
+        f"{metric.text(gains.spread)}. The line at zero is training alone, on the same batches and with the same "
+        "optimizer. "
         "Sites are ordered by their gain. A single site's gain may be chance, as its test samples are few."
     )
     rows = [run.client_titles[n] for n in order]
-    yield Dots("gain", "What each site gains", about, rows, metric.label, series, metric.unit)
+    x_title = f"gain over training alone, {metric.gains}"
+    unit = " points" if metric.fraction else ""
+    yield Dots(
+        "gain", "What each site gains over training alone", about, rows, x_title, series, unit, zero=True
+    )
 
 
 def similar(run: RunRecord) -> Iterator[Chart]:

@@ -159,7 +159,7 @@ def _sites(result: Result, answer: Answer, width: int) -> Table:
         both = (np.full(len(together), np.nan) if alone is None else alone.values, together)
         return [metric.text(float(mean_of_known(of[sites]))) for of in both]
 
-    rows = [
+    rows: list[Sequence[str]] = [
         [names[n], *(str(of[n]) for of in sizes), *values([n]), *cells_of(answer, n)] for n in answer.rows
     ]
     if answer.chart.folded:

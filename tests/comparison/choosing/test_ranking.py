@@ -15,7 +15,7 @@ GAP = Difference(-0.02, BOUNDS, BOUNDS, BOUNDS, 0.5)
 LONG = "dropped for the budget, at round 6, not better than a constant answer yet"
 WHY = "fedper +3.0 points [+1.0, +5.0] to training alone, after 10 of 10 rounds, 3 seeds"
 CHOICE = Choice(
-    title="visits.csv, 4 clients",
+    title="visits.csv, 4 sites",
     chosen="fedper",
     ranking=[
         Ranked("fedper", 10, 3, 0.672, None, CHOSEN),
@@ -27,7 +27,7 @@ CHOICE = Choice(
     verdict=Verdict(FEDERATE, f"To federate pays: {WHY}."),
     metric=ACCURACY,
     spent=60,
-    notes=["Clients: 4 clients."],
+    notes=["Sites: 4 sites."],
     folder=Path("runs/choose"),
     tested="fedper on visits: accuracy 73.1 %",
 )
@@ -36,7 +36,7 @@ CHOICE = Choice(
 def test_it_begins_with_the_answer() -> None:
     text = str(CHOICE)
     question, chosen, pays, tested, gap, head, rule, first = text.splitlines()[:8]
-    assert question == "Which method for visits.csv, 4 clients?"
+    assert question == "Which method for visits.csv, 4 sites?"
     assert chosen == "fedper is chosen. It has the best mean, and is not shown to be better than levels."
     assert pays == (
         "Does it pay to federate? To federate pays. Mean accuracy on validation samples: fedper 67.2 %."
@@ -57,7 +57,7 @@ def test_it_begins_with_the_answer() -> None:
         f"To federate pays: {WHY}.",
         "1 of 5 candidates: could not run (ktpfl).",
         "60 rounds in all.",
-        "Clients: 4 clients.",
+        "Sites: 4 sites.",
         f"{LONG}: trees, ditto.",  # which the table shortens
     ],
 )

@@ -62,7 +62,7 @@ def test_no_relevant_gain_needs_an_interval_that_excludes_one() -> None:
     assert "[-2.0, +0.5]" in found.text
     assert "after 40 of 40 rounds, 2 seeds, learning rates 0.01, 0.1" in found.text
     wider = judged(against(-0.01, -0.04, 0.02))
-    assert (wider.kind, "What to run next: more clients, more seeds" in wider.text) == (UNDECIDED, True)
+    assert (wider.kind, "What to run next: more sites, more seeds" in wider.text) == (UNDECIDED, True)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_the_answer_may_be_to_stay_alone(method: list[float], kind: str) -> None
     pays = judged(against(0.05, 0.02, 0.08))
     found = against_rivals(pays, "fedavg", np.array(method), alone([0.8, 0.85, 1.0]))
     assert found.kind == kind
-    assert "to a random forest that each client trains alone (88.3 %)" in found.text
+    assert "to a random forest that each site trains alone (88.3 %)" in found.text
     assert pays.text in found.text
     if kind == STAY_ALONE:
         assert found.text.startswith("Stay alone, take a random forest: fedavg ")
@@ -211,10 +211,10 @@ def test_with_one_seed_a_verdict_is_about_these_clients_and_this_seed() -> None:
 
     nothing = Interval(-math.inf, math.inf)
     one = of(nothing, 1)
-    assert one.startswith("To federate pays for these clients and this seed: fedavg +5.0 points [+2.0, +8.0]")
+    assert one.startswith("To federate pays for these sites and this seed: fedavg +5.0 points [+2.0, +8.0]")
     assert "nothing is known of another seed" in one
     assert of(Interval(-0.01, 0.11), 3).startswith(
-        "To federate pays for these clients and these 3 seeds: fedavg"
+        "To federate pays for these sites and these 3 seeds: fedavg"
     )
-    assert "not shown for others: [-1.0, +11.0] over clients and seeds" in of(Interval(-0.01, 0.11), 3)
+    assert "not shown for others: [-1.0, +11.0] over sites and seeds" in of(Interval(-0.01, 0.11), 3)
     assert of(Interval(0.01, 0.09), 3).startswith("To federate pays: fedavg +5.0 points")

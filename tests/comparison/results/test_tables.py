@@ -69,7 +69,7 @@ def test_the_text_by_hand() -> None:
     assert "Difference to copfl" in as_text(comparison())
     (line,) = (text for text in lines if text.startswith("local") and "lr" in text)
     assert re.split(" {2,}", line) == ["local", "lr=0.01", "lr=0.1: 25.0, lr=0.01: 75.0"]
-    assert "Clients: 2 clients, partition iid." in lines
+    assert "Sites: 2 clients, partition iid." in lines
     assert lines[-1] == "Note: a note."
     assert max(map(len, lines)) <= 100
 

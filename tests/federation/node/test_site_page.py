@@ -102,3 +102,16 @@ def test_names_do_not_become_markup() -> None:
     )
     page = assert_harmless(document.render(site_page.document_of(site)))
     assert NAME[:5] in page.text
+
+
+def test_the_page_says_first_whether_it_pays_for_the_site_over_the_best_that_it_has_alone() -> None:
+    answer = document_of(SITE).answer
+    assert answer is not None
+    assert answer.title == "Training together gains."
+    (chart,) = answer.charts
+    assert isinstance(chart, GainChart)
+    (row,) = chart.rows
+    assert (row.label, row.words, row.mark) == ("this site", "better together", "▲")
+    assert row[1:4] == pytest.approx((5, 1, 9))
+    unknown = changed(gain=None, no_gain="it was not trained alone")
+    assert document_of(unknown).answer is None

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from copfl.algorithms.levels import Levels
+from copfl.charts import GainChart
 from copfl.choosing.choice import choose
 from copfl.choosing.evaluate import Room, to_its_end
 from copfl.choosing.first_run import completed_run
@@ -184,7 +185,8 @@ def test_the_verdict_of_a_site_is_of_its_own_rows() -> None:
     found = verdict_of(OwnLosses("", False, METHODS, losses, None), "levels")
     assert found.sentences.startswith("Training together gains. On 200 rows of this site")
     (chart,) = found.section.charts
-    assert [*chart.rows] == ["the best of them", *TITLES.values()]
+    assert isinstance(chart, GainChart)
+    assert [row.label for row in chart.rows] == ["the best of them", *TITLES.values()]
     worse = verdict_of(OwnLosses("", False, METHODS, losses, None), "levels with slopes")
     assert worse.sentences.startswith("Training alone is better.")
 

@@ -128,11 +128,11 @@ def table_of(choice: Choice) -> Table:
             mean = choice.rivals.means(name)[metric.name]
             status = "the best one alone" if name == choice.rivals.chosen else ""
             rows.append([f"{TITLES[name]}, alone", "", "1", metric.text(mean), "", "", status])
-    head = ["", "rounds", "seeds", metric.label, "to the best", "95 % over clients", ""]
+    head = ["", "rounds", "seeds", metric.label, "to the best", "95 % over sites", ""]
     notes = [" ".join(choice.answer), choice.verdict.text]
     if choice.rivals is not None:
         notes.append(
-            f"alone: {choice.rivals.models} at each client, on the samples that the race trains on; the best one "
+            f"alone: {choice.rivals.models} at each site, on the samples that the race trains on; the best one "
             "by cross-validation within them. They can be left out (rivals)."
         )
     untrained = [row for row in choice.ranking if not row.rounds]
@@ -140,7 +140,7 @@ def table_of(choice: Choice) -> Table:
         labels = [row.label for row in untrained if row.status == status]
         notes.append(f"{len(labels)} of {len(choice.ranking)} candidates: {status} ({listed(labels, 5)}).")
     notes.append(
-        f"On validation samples of each client, no test sample; {choice.spent:,.0f} rounds in all. A value is "
+        f"On validation samples of each site, no test sample; {choice.spent:,.0f} rounds in all. A value is "
         f"the mean of the last third of the evaluations, at most {LAST}. to the "
         "best: the paired difference to the choice after as many rounds, or to the best then; a candidate is "
         "worse if its interval excludes 0 when corrected for the number of candidates."

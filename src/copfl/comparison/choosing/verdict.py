@@ -77,7 +77,7 @@ def verdict(
         f"{metric.interval(*best.difference.clients)}"
     )
     if math.isinf(bounds.low):
-        shown += " (no interval: too few clients)"
+        shown += " (no interval: too few sites)"
     if best.rounds == rounds and bounds.low > alone_rises:
         later = (
             f" {capital(rising_text({best.label: best.rises}, metric))}: the difference may change."
@@ -92,7 +92,7 @@ def verdict(
             )
             if over.high < least:
                 return Verdict(NO_GAIN, f"No useful gain: {text}")
-            more = "What to run next: more clients, or more validation samples."
+            more = "What to run next: more sites, or more validation samples."
             return Verdict(UNDECIDED, f"Not enough evidence: {text} {more}")
         both = gain(best.difference.both, metric)
         if both.low > alone_rises:
@@ -100,7 +100,7 @@ def verdict(
                 FEDERATE,
                 f"To federate pays: {shown} to training alone, {how}; {_both(best, metric)}.{later}",
             )
-        these = f"these clients and {'this seed' if best.seeds == 1 else f'these {best.seeds} seeds'}"
+        these = f"these sites and {'this seed' if best.seeds == 1 else f'these {best.seeds} seeds'}"
         others = (
             "nothing is known of another seed"
             if best.seeds == 1
@@ -122,7 +122,7 @@ def verdict(
         begin = f"Not enough evidence: {excluded} ({shown}), but only {how}."
     else:
         begin = f"Not enough evidence: {shown} to training alone, {how}; a gain of {size} is not excluded."
-        open_questions = [*open_questions, "more clients, more seeds, or more validation samples"]
+        open_questions = [*open_questions, "more sites, more seeds, or more validation samples"]
     return Verdict(UNDECIDED, f"{begin} What to run next: {'; '.join(open_questions)}.")
 
 
@@ -141,22 +141,22 @@ def against_rivals(race: Verdict, label: str, values: Numbers, rivals: Rivals) -
     known = gains[~np.isnan(gains)]
     if reason := unknown_reason([known]):
         return race._replace(
-            text=f"{race.text} It is not compared with {title} at each client alone: {reason}."
+            text=f"{race.text} It is not compared with {title} at each site alone: {reason}."
         )
     mean, bounds = float(known.mean()), over_clients(known)
     theirs, unit = float(mean_of_known(rivals.best)), " points" if metric.fraction else ""
     shown = (
-        f"{label} {metric.text(mean, sign='+')}{unit} {metric.interval(*bounds)} to {title} that each client "
+        f"{label} {metric.text(mean, sign='+')}{unit} {metric.interval(*bounds)} to {title} that each site "
         f"trains alone ({metric.text(theirs)}{metric.unit}), positive is better"
     )
     if mean <= 0:
         return Verdict(STAY_ALONE, f"Stay alone, take {title}: {shown}. Among networks: {race.text}")
     if bounds.low > 0:
-        return race._replace(text=f"{race.text} Beside what clients have alone: {shown}.")
+        return race._replace(text=f"{race.text} Beside what sites have alone: {shown}.")
     if race.kind == FEDERATE:
-        more = "What to run next: more clients, or more validation samples."
+        more = "What to run next: more sites, or more validation samples."
         return Verdict(UNDECIDED, f"Not enough evidence: {shown}. {more} Among networks: {race.text}")
-    return race._replace(text=f"{race.text} Beside what clients have alone: {shown}.")
+    return race._replace(text=f"{race.text} Beside what sites have alone: {shown}.")
 
 
 def gain(bounds: Interval, metric: MetricInfo) -> Interval:
@@ -190,7 +190,7 @@ def _open_questions(
 
 def _both(method: Against, metric: MetricInfo) -> str:
     """The interval that holds for other clients and seeds."""
-    return f"{metric.interval(*method.difference.both)} over clients and seeds"
+    return f"{metric.interval(*method.difference.both)} over sites and seeds"
 
 
 def _seeds(count: int) -> str:

@@ -139,9 +139,9 @@ class Comparison:
     @property
     def averaged(self) -> str:
         """Which evaluations a value is the mean of, such as "the last third of each client's evaluations"."""
-        rule = f"last third of each client's evaluations, at most {LAST}"
+        rule = f"last third of each site's evaluations, at most {LAST}"
         if self.last is not None:
-            rule = f"last {self.last} evaluations of each client"
+            rule = f"last {self.last} evaluations of each site"
         by_validation = {run.run.run.select == "best" for row in self.rows for run in row.outcomes}
         if by_validation == {True}:
             return BEST
@@ -160,7 +160,7 @@ class Comparison:
         return as_text(self)
 
 
-BEST = "each client's best round on its validation samples"
+BEST = "each site's best round on its validation samples"
 Column = tuple[str, Callable[[float, float], str]]  # its title, and a value with its spread as text
 
 
@@ -223,16 +223,16 @@ def _metrics(comparison: Comparison) -> Table:
     note = (
         f"Mean{spread}, of {comparison.averaged}. after: right after local "
         "training; before: the same model before local training; global: the global model; worst 10 %: the "
-        "mean over the worst tenth of the clients, after; best round: the "
-        f"{'highest' if metric.higher_is_better else 'lowest'} mean over clients, a round chosen on test. "
-        "up, down: bytes per client and round."
+        "mean over the worst tenth of the sites, after; best round: the "
+        f"{'highest' if metric.higher_is_better else 'lowest'} mean over sites, a round chosen on test. "
+        "up, down: bytes per site and round."
     )
     titles = [title for title, _ in shown.values()]
     if shares:
         titles.insert(4, "gain")
-        note += " gain: the share of clients, in %, that are better than the same client under local."
-    title = f"{comparison.title}: {metric.in_unit} on each client's own test samples"
-    return Table(title, ["", *titles], rows, [note, f"Clients: {'; '.join(partitions(comparison))}."])
+        note += " gain: the share of sites, in %, that are better than the same site under local."
+    title = f"{comparison.title}: {metric.in_unit} on each site's own test samples"
+    return Table(title, ["", *titles], rows, [note, f"Sites: {'; '.join(partitions(comparison))}."])
 
 
 def partitions(comparison: Comparison) -> list[str]:
@@ -250,16 +250,16 @@ def _differences(comparison: Comparison) -> Table:
     level = f"{100 * LEVEL:.0f} %"
     are_same = comparison.rows[0].outcomes[0].same_clients
     varies = (
-        "over clients and seeds, as in every seed the clients are the same"
+        "over sites and seeds, as in every seed the sites are the same"
         if are_same
-        else "over seeds, as every seed has clients of its own"
+        else "over seeds, as every seed has sites of its own"
     )
     verdicts = how_decided(len(rows))
     note = (
-        f"Paired: the same client of the same seed under both. over both: {varies}; the interval over clients takes "
+        f"Paired: the same site of the same seed under both. over both: {varies}; the interval over sites takes "
         f"these seeds as given. {verdicts}"
     )
-    head = ["", "difference", f"{level} over both", "over seeds", "over clients", "verdict"]
+    head = ["", "difference", f"{level} over both", "over seeds", "over sites", "verdict"]
     what = f"personal {metric.title} after local training{metric.points}"
     title = f"Difference to {comparison.reference}, {what}"
     return Table(title, head, rows, [note])
@@ -342,7 +342,7 @@ def _convergence(comparison: Comparison) -> Table:
     note = (
         f"last third: what the mean curve gained in the last third of its evaluations{metric.points}, better "
         f"is positive. {level}: the best {metric.title} that every row reaches; the rounds until a row has "
-        "it, and the bytes that one client sends and receives until then."
+        "it, and the bytes that one site sends and receives until then."
     )
     return Table("Convergence, after local training", head, rows, [note])
 
@@ -369,12 +369,12 @@ def _new_clients(comparison: Comparison) -> Table:
         rows.append([row.title, *cells])
     head = [title for name in names for title in (f"{name} sample{'s' * (name != '1')}", "to alone")]
     note = (
-        "Clients that never trained, fitted after the last round by the algorithm's own local update, "
+        "Sites that never trained, fitted after the last round by the algorithm's own local update, "
         f"{new_clients.UPDATES} times, with 1, 5 or all of their training samples. to alone: the paired "
         "difference to training alone, with the same samples, optimizer, learning rate and number of steps"
         f"{metric.points}, with the 95 % t interval over seeds."
     )
-    title = f"New clients: {metric.in_unit} on their own test samples"
+    title = f"New sites: {metric.in_unit} on their own test samples"
     return Table(title, ["", *head], rows, [note])
 
 
@@ -396,7 +396,7 @@ def _tuning(comparison: Comparison) -> Table:
     else:
         note += "Other values can be named, or none (tune)."
     head = ["", *(["tried"] if searched else []), "chosen", f"validation {metric.in_unit}"]
-    return Table("Tuning, on a part of the clients' training samples", head, rows, [note])
+    return Table("Tuning, on a part of the sites' training samples", head, rows, [note])
 
 
 def _map(comparison: Comparison) -> Table:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from copfl.charts import Chart, Dots, series_of
+from copfl.charts import MODEL_STYLES, Chart, Dots, Line, series_of, values_of
 from copfl.experiment.analysis.gains import EQUAL
 from copfl.experiment.finding import Finding
 from copfl.experiment.recording import Recording
@@ -251,8 +251,9 @@ def _charts(of_sites: Rivals, run: Recording) -> Iterator[Chart]:
     if not order:
         return
     series = series_of({"personal model, after training": personal[order]}, metric.factor)
-    alone = {TITLES[name]: values.tested[metric.name][order] for name, values in of_sites.values.items()}
-    series += series_of(alone, metric.factor, first=1)
+    for name, values in of_sites.values.items():
+        own, style = values_of(metric.factor * values.tested[metric.name][order]), MODEL_STYLES[name]
+        series.append(Line(TITLES[name], own, colour=style, symbol=style))
     about = f"{note(of_sites)} Sites are ordered by their gain over {TITLES[of_sites.chosen]}."
     names = [run.client_titles[n] for n in order]
     yield Dots("rivals", "What each site has alone", about, names, metric.label, series, metric.unit)

@@ -5,14 +5,18 @@ import shlex
 import textwrap
 from collections.abc import Sequence
 
-from copfl.charts import Line, Lines
+import numpy as np
+
+from copfl.charts import MODEL_STYLES, Line, Lines
 from copfl.experiment.analysis.gains import EQUAL, SAME_RISK
+from copfl.experiment.answer import ALONE as TRAINED_ALONE
+from copfl.experiment.answer import of_gains, section_of
 from copfl.federation.node.site import AuditSummary, Measurement, SentKind, SiteGain, SiteReport
 from copfl.measures.metrics import C_INDEX
 from copfl.report.document import Document
-from copfl.report.run_charts import MODEL_STYLES
 from copfl.rivals.records import TITLES, Rivals
 from copfl.sections import Section
+from copfl.stats import Interval
 from copfl.tables import Table, as_text, capital, size
 
 # The suffix of a metric, what a chart calls the model, and what it is.
@@ -38,8 +42,8 @@ def document_of(site: SiteReport) -> Document:
         tables=[],
         notes=_notes(site),
         facts=_facts(site),
+        answer=_answer(site),
         sections=[
-            *([site.verdict.section] if site.verdict else []),
             *([curve] if (curve := _curve(site)) else []),
             *([Section("rivals", "Alone", RIVALS, [], [_alone(site.rivals)])] if site.rivals else []),
             *site.found,
@@ -54,10 +58,29 @@ def text_of(site: SiteReport) -> str:
     document = document_of(site)
     paragraphs = [f"{document.title}\n{capital(document.subtitle)}."]
     paragraphs += [textwrap.fill(text, WIDTH) for text in _paragraphs(site)]
-    for section in document.sections:
+    for section in (*([document.answer] if site.verdict and document.answer else []), *document.sections):
         paragraphs += [textwrap.fill(note, WIDTH) for note in section.notes]
         paragraphs += [as_text(table, WIDTH) for table in section.tables]
     return "\n\n".join([*paragraphs, *(textwrap.fill(note, WIDTH) for note in document.notes)])
+
+
+def _answer(site: SiteReport) -> Section | None:
+    """Whether it pays for this site: by held-out rows, else by its test rows; None where nothing is known."""
+    if site.verdict is not None:
+        return site.verdict.section
+    metric, found = site.metric, list[tuple[str, float, float, Interval]]()
+    if site.rivals is not None:
+        gain = float(site.rivals.gain(site.rivals.personal[metric.name])[0])
+        value = float(site.rivals.best[0])
+        found.append((f"{TITLES[site.rivals.chosen]} alone", value, gain, site.rivals.interval[0]))
+    if site.gain is not None:
+        found.append((TRAINED_ALONE, site.gain.alone, site.gain.gain, site.gain.interval))
+    found = [one for one in found if math.isfinite(one[2])]
+    if not found:
+        return None
+    alone, _, gain, bounds = max(found, key=lambda one: metric.score(one[1]))
+    name = site.name or "this site"
+    return section_of(of_gains(metric, alone, [name], np.array([gain]), [bounds]))
 
 
 def _paragraphs(site: SiteReport) -> list[str]:

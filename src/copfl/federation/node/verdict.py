@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from copfl.charts import Dots, Line
+from copfl.charts import GainChart, GainRow
 from copfl.choosing.candidates import ALONE
 from copfl.federation.node.choice import OwnLosses
 from copfl.rivals.records import CONSTANT, TITLES, Array
 from copfl.sections import Section
 from copfl.tables import Table
 from copfl.verdict.drawn import Ints, Moments
-from copfl.verdict.headline import headline, signed
+from copfl.verdict.headline import MARKS, headline, signed
 from copfl.verdict.verdict import Verdict, corrected_gain
 
 BEST = "the best of them"
@@ -85,17 +85,14 @@ def _of_site(found: Moments, *, taken: str) -> Ints:
 
 def _section(found: Mapping[str, Verdict], head: str, loss: str) -> Section:
     axis = f"{loss} of what the site trains alone minus {loss} together (95 % interval)"
-    gains = [verdict.these for verdict in found.values()]
-    columns = [
-        [None if math.isnan(value) else value for value in column] for column in zip(*gains, strict=True)
+    shown = [
+        GainRow(name, *one.these, one.sites[0].word, MARKS[one.sites[0].word]) for name, one in found.items()
     ]
-    words = [verdict.sites[0].word for verdict in found.values()]
     about = (
-        "Right of the line, together is better; left of it, alone is better. A dot is the gain over what this site "
-        "trains alone with scikit-learn, on rows of its own that no model saw. It was made here, and does not leave."
+        "A dot is the gain over what this site trains alone with scikit-learn, on rows of its own that no model saw. "
+        "It was made here, and does not leave."
     )
-    line = Line("gain", columns[0], columns[1], columns[2], words)
-    chart = Dots("verdict", head, about, [*found], axis, [line], digits=3, zero=True, row_title="alone")
+    chart = GainChart("verdict", head, about, shown, axis, digits=3, row_title="alone")
     rows = [
         [
             name,

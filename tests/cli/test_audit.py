@@ -24,7 +24,7 @@ def test_the_command_from_end_to_end(run: Path, capsys: Capture) -> None:
     for words in (
         "Contribution of each client",
         "Spearman's rank correlation",
-        "\n2  ",
+        "site 2",
         "fedce: weight",
         "One seed was run",
     ):

@@ -589,7 +589,9 @@ def test_random_files_of_a_run(file: str, world: World, mark: Path, tmp_path: Pa
         gain = Estimate(0.1, -0.1, 0.3)
         site = SiteGain(0.1, -0.1, 0.3, 0.2, 40, "levels", "forest alone", BETTER)
         sites = (site,) * len(reading.read(folder, "run").sizes[0])
-        of_run = Verdict(False, gain, 0.05, gain, Interval(-0.2, 0.4), 0.5, 0.6, sites, {"auc": gain})
+        of_run = Verdict(
+            False, gain, 0.05, Interval(-0.1, 0.3), gain, Interval(-0.2, 0.4), 0.5, 0.6, sites, {"auc": gain}
+        )
         VERDICT.write(of_run, folder)
         CHECK.write(Check(gain, True), folder)
     if file == "new_clients.json":

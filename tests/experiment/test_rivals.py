@@ -176,7 +176,7 @@ def test_how_long_they_take_is_said_before_the_rounds(tmp_path: Path) -> None:
     layer = {"data": {"name": str(tmp_path / "large.npz")}, "run": {"engine": "sequential"}}
     with heard(told.append):
         prepare(complete(layer))
-    assert any(line.startswith("after the rounds, rivals at 10 sites alone, about ") for line in told)
+    assert any(line.startswith("after the rounds, rivals at 10 clients alone, about ") for line in told)
     told.clear()
     with heard(told.append):
         prepare(complete(layer, {"run": {"rivals": False}}))

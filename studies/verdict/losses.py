@@ -136,8 +136,8 @@ def halves(data: Federation, seed: int, candidates: Sequence[str] = (*TOGETHER, 
         {name: [of[n][data.site[rows] == site] for site in range(count)] for name, of in found.items()}
         for n, rows in enumerate(sites)
     ]
-    inside, pairs, outside = by_site
-    return Halves(inside, pairs, outside, [fold[data.site[study] == site] for site in range(count)])
+    held_out, pairs, other = by_site
+    return Halves(held_out, pairs, other, [fold[data.site[study] == site] for site in range(count)])
 
 
 def _losses(data: Federation, answers: Array, rows: Array) -> Array:

@@ -473,6 +473,7 @@ def test_a_hostile_table_of_a_comparison(world: World, mark: Path, tmp_path: Pat
         run_watched(mark, world, [partial(command_ends, capsys, "report", folder)])
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     "file", ["run.toml", "rounds.jsonl", "timing.jsonl", "partition.json", "environment.json"]
 )
@@ -547,6 +548,7 @@ def one_toml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign, "toml_of", lambda text: copy.deepcopy(parse(text)))
 
 
+@pytest.mark.job
 @pytest.mark.usefixtures("one_toml")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that no run has
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 
 import copfl
 from copfl.experiment import rivals
+from copfl.experiment.analysis.against_rivals import RIVALS
 from copfl.telling import OF_ONE_RUN, heard, logger, to_somebody
 
 run, comparison = logging.getLogger("copfl.experiment.training"), logging.getLogger("copfl.comparison")
@@ -91,6 +92,7 @@ def test_by_default_somebody_hears_it_in_a_notebook_or_a_terminal_alone(
     assert capsys.readouterr().err == "of a notebook\n"
 
 
+@pytest.mark.job
 def test_a_run_tells_of_the_rivals_before_it_trains_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -108,6 +110,9 @@ def test_a_run_tells_of_the_rivals_before_it_trains_them(
         "rivals, client 2/2",
     ]
     del said[:]
+    copfl.resume(tmp_path / "run", dataset=data(), log=said.append)
+    assert said == []  # nothing is left to train
+    (tmp_path / "run" / RIVALS.file).unlink()
     copfl.resume(tmp_path / "run", dataset=data(), log=said.append)
     assert any(line.startswith("rivals at 2 clients alone") for line in said)
     del said[:]

@@ -72,7 +72,7 @@ class Dots(NamedTuple):
     unit: str = ""
     digits: int = 1
     zero: bool = False  # whether a line marks zero
-    row_title: str = "client"
+    row_title: str = "site"
 
 
 class Heat(NamedTuple):
@@ -88,7 +88,7 @@ class Heat(NamedTuple):
     x_title: str
     unit: str = ""
     digits: int = 1
-    row_title: str = "client"
+    row_title: str = "site"
     zero: bool = False  # whether the colours begin at zero
     low_is_bright: bool = False  # the colours are reversed: of a metric that is better when low
     centre: Value = None  # where two scales of colours meet
@@ -355,7 +355,7 @@ def _gains(axes: Axes, chart: GainChart) -> None:
             "fontsize": 8,
             "color": "#333333",
         }
-        value = f"{row.gain:+.{chart.digits}f}".replace("-", "−") if np.isfinite(row.gain) else ""
+        value = f"{row.gain:+z.{chart.digits}f}".replace("-", "−") if np.isfinite(row.gain) else ""
         axes.text(1.13, height, value, ha="right", **words)
         axes.text(1.15, height, f"{row.mark} {row.words}".strip(), **words)
         axes.text(-0.02, height, row.label, ha="right", weight=weight, **words)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from copfl.choosing.drawn import Ints, Moments
-from copfl.choosing.verdict import BETTER, WORSE, corrected_gain
 
 from copfl.rivals.effort import FOLDS
 from copfl.stats import Numbers
+from copfl.verdict.drawn import Ints, Moments
+from copfl.verdict.verdict import BETTER, WORSE, corrected_gain
 
 ROWS = (2, 4, 8, 20, 60)  # of each site
 MIXED = 0  # each site has one of these numbers
@@ -93,7 +93,7 @@ def only(found: Moments) -> Ints:
     return np.zeros(found.rows.shape, np.int64)
 
 
-def rates(rows: int, kind: str, deviation: float, federations: int = 200, seed: int = 0) -> Rates:
+def rates(rows: int, kind: str, deviation: float, federations: int = 100, seed: int = 0) -> Rates:
     """How often a verdict is right.
 
     Args:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from copfl.choosing.drawn import all_rows, lowest, sites_of
-from copfl.choosing.verdict import BETTER, WORSE, Verdict, corrected_gain
 
 from copfl.stats import Interval, Numbers, over_seeds
+from copfl.verdict.drawn import all_rows, lowest, sites_of
+from copfl.verdict.verdict import BETTER, WORSE, Verdict, corrected_gain
 from studies.verdict.losses import ALONE, TOGETHER, Array, Federation, Halves, federation, halves
 
 NORMAL = 1.96

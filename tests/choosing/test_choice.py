@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from copfl.choosing.choice import choose, is_worse, on_common_rows, site_losses
+from copfl.choosing.choice import choose, difference, is_worse, on_common_rows, site_losses
 from copfl.experiment.choice import CHOICE
 
 NAN = np.nan
@@ -92,8 +92,31 @@ def test_a_candidate_is_given_up_only_where_its_rows_say_so() -> None:
     rng = np.random.default_rng(0)
     usual = rng.normal(1, 0.3, 100)
     losses = {"levels": [usual], "near": [usual + rng.normal(0.01, 0.3, 100)], "far": [usual + 0.2]}
-    assert [name for name in losses if is_worse(name, losses)] == ["far"]
-    assert not is_worse("levels", {**losses, "near": [np.full(100, NAN)]} | {"near": [usual + 1]})
+    assert [name for name in losses if is_worse(name, losses, False)] == ["far"]
+    assert not is_worse("levels", {**losses, "near": [np.full(100, NAN)]} | {"near": [usual + 1]}, False)
+    assert not is_worse("levels", {"levels": losses["levels"]}, False)
+
+
+def test_what_is_equal_to_the_best_is_not_given_up_where_another_is_lucky_on_its_rows() -> None:
+    """Trees know two rows: there the forest is lucky by 0.5 ± 0, and over all rows the worst."""
+    losses = {
+        "levels": [np.array([1.0, 1.2, 1.0, 1.2])],
+        "forest alone": [np.array([0.6, 0.6, 3.0, 3.0])],
+        "trees": [np.array([1.1, 1.1, NAN, NAN])],
+    }
+    assert not is_worse("trees", losses, False)
+    assert is_worse("trees", losses | {"levels": [np.array([0.9, 1.0, 1.0, 1.2])]}, False)
+
+
+def test_the_standard_error_of_a_difference_is_over_rows_or_sites_by_hand() -> None:
+    """Two sites whose rows differ by 0 and 2, and by 2 and 4: means 1 and 3."""
+    ours, theirs = [np.array([1.0, 3.0]), np.array([3.0, 5.0])], [np.ones(2), np.ones(2)]
+    mean, error = difference(ours, theirs, False)
+    assert (mean, error) == pytest.approx((2.0, 2**0.5 / 2**0.5))  # over the sites
+    alike = [np.array([1.0, 3.0]), np.array([1.0, 3.0])]
+    # A row has the variance 2, a site's mean 1, and the mean of both sites 1 / 2.
+    assert difference(alike, theirs, False) == pytest.approx((1.0, 0.5**0.5))
+    assert difference([np.array([4.0, 4.0])], [np.array([1.0, 1.0])], True) == pytest.approx((1.0, 0.0))
 
 
 def test_the_file_gives_back_the_record(tmp_path: Path) -> None:

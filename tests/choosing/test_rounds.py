@@ -153,6 +153,7 @@ def test_the_temperature_has_the_lowest_log_loss_on_held_out_samples() -> None:
     assert log_loss(of_run.temperature) < min(log_loss(of_run.temperature * f) for f in (0.9, 1.1))
 
 
+@pytest.mark.job
 def test_clients_without_validation_samples_have_the_temperature_that_was_found(tmp_path: Path) -> None:
     found = copfl.run("fedavg", "wine", rounds=2, clients=3, temperature=0.5, out=tmp_path / "run")
     usual = copfl.run("fedavg", "wine", rounds=2, clients=3, save_models=True)

@@ -191,6 +191,7 @@ def test_a_metric_that_is_better_when_low_and_trials_without_a_value(tmp_path: P
 # A comparison
 
 
+@pytest.mark.job
 def test_a_comparison_with_a_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'copfl[search]'")
     data = clouds(tmp_path / "clouds.npz")

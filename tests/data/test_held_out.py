@@ -261,6 +261,7 @@ def test_where_all_samples_are_copies_of_test_samples_they_stay_and_a_warning_sa
 # One file of all sites, and a file per site
 
 
+@pytest.mark.job
 @law
 @given(st.integers(0, 10_000), st.sampled_from(list(WAYS)))
 def test_one_file_of_all_sites_has_the_test_rows_of_a_file_per_site(seed: int, way: str) -> None:

@@ -50,6 +50,7 @@ def loss_with(e: Experiment, clients: Any, server: Any, n: int) -> float:
 
 
 # Quick: masks with every engine, and the others with one.
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("engine", "name"),
     [

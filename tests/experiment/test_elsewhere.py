@@ -47,6 +47,7 @@ def test_every_algorithm_gives_the_same_elsewhere(name: str) -> None:
     np.testing.assert_array_equal(here, there)
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("algorithm", "data", "settings"),
     [

@@ -90,7 +90,7 @@ def test_by_hand() -> None:
     assert found.completed(np.array([1.0, np.nan, np.nan]), "accuracy")[:2].tolist() == [1.0, 0.5]
     assert found.completed(np.array([1.0, 2.0, 3.0]), "loss").tolist() == [1.0, 2.0, 3.0]
     assert in_words(found, ["a", "b", "c"]) == (
-        "2 of 3 clients were in no evaluated round; their values are of the model that they have after the last "
+        "2 of 3 sites were in no evaluated round; their values are of the model that they have after the last "
         "one, before local training; never trained: c"
     )
     assert in_words(FinalEvaluation(2, [], {}, []), ["a"]) == in_words(None, []) == ""

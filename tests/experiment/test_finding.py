@@ -81,7 +81,7 @@ def test_a_new_finding_is_everywhere(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "run" / "counted.json").read_text())
     assert written == {"rounds": 1, "sites": [0, 1]} == summary.as_json(result)["counted"]
     out = io.StringIO()
-    summary.show(result, out)
+    summary.show(result, out, verbose=True)
     assert "Counted 1 rounds of fedavg." in " ".join(out.getvalue().split())
     assert "Who was counted" in out.getvalue()
     (run,) = reading.read_all([tmp_path / "run"])

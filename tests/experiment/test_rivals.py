@@ -235,6 +235,7 @@ def test_rivals_of_texts_see_the_pairs_of_words_of_the_network() -> None:
     np.testing.assert_allclose(rows.x.toarray(), [[0, 0, 1 + np.log(2), 0, 1]])
 
 
+@pytest.mark.job
 def test_a_pretrained_model_has_a_linear_model_of_its_features(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

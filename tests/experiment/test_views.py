@@ -37,7 +37,7 @@ def test_a_few_lines_say_what_decides(result: Result) -> None:
     assert 1 <= len(lines) <= 6
     assert lines[2].strip() == answer_of(result).headline  # type: ignore[union-attr]
     assert max(map(len, lines)) < 120
-    assert "of 2 clients gain" in repr(result)
+    assert "of 2 sites gain" in repr(result)
     for value in (result.experiment, result.experiment.federation.dataset, result.bundle(0), result.models):
         assert len(repr(value)) < 200
 
@@ -46,7 +46,7 @@ def test_what_a_result_holds_is_shown_in_words() -> None:
     how: dict[str, Any] = {"target": "y", "client": "site", "rounds": 1}
     levels = copfl.run("levels", FRAME, **how)
     assert repr(levels.rivals).startswith(
-        "scikit-learn's models at each client alone, accuracy: the constant answer"
+        "scikit-learn's models at each site alone, accuracy: the constant answer"
     )
     assert repr(levels.rivals).count("(chosen)") == 1
     assert "standard error" in repr(levels.coefficients)

@@ -241,6 +241,7 @@ READERS: dict[tuple[str, str], tuple[Callable[[Path], object], Callable[[Path], 
 SOME = 10  # of so many versions, one becomes a page
 
 
+@pytest.mark.job
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that no run has
 @pytest.mark.parametrize(("kind", "file"), READERS)
 def test_random_files(kind: str, file: str, folders: Folders, tmp_path: Path) -> None:

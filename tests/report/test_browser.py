@@ -151,8 +151,8 @@ def pointed(tab: Any, plot: str, selector: str, place: int, dx: float = 0.5) -> 
 
 def test_a_hover_names_the_client_and_the_round(opened: Open) -> None:
     tab = opened()
-    assert pointed(tab, "clients", ".point:not(.entry *)", 2).startswith("client 2after training: ")
-    assert pointed(tab, "weight", ".cell", 19).startswith("client 3round 5: 0.")  # the last
+    assert pointed(tab, "clients", ".point:not(.entry *)", 2).startswith("site 2after training: ")
+    assert pointed(tab, "weight", ".cell", 19).startswith("site 3round 5: 0.")  # the last
     said = pointed(tab, "accuracy", ".curve", 0, dx=0.99)
     assert said.startswith("round 5after training: ")
     assert "global model: " in said
@@ -203,19 +203,19 @@ def test_the_keyboard_reaches_everything_and_walks_over_the_points(opened: Open)
     assert {f"plot-{name}" for name in ("accuracy", "clients", "weight", "where", "seconds")} <= reached
     tab.locator("#plot-clients").focus()
     tab.keyboard.press("ArrowDown")
-    assert tab.locator("#message").text_content().startswith("client 0, after training: ")
+    assert tab.locator("#message").text_content().startswith("site 0, after training: ")
     tab.keyboard.press("ArrowDown")
-    assert tab.locator("#message").text_content().startswith("client 1, after training: ")
+    assert tab.locator("#message").text_content().startswith("site 1, after training: ")
     tab.keyboard.press("ArrowRight")
-    assert tab.locator("#message").text_content().startswith("client 1, before training: ")
-    playwright.expect(tab.locator("#plot-clients .tip")).to_contain_text("client 1before training")
+    assert tab.locator("#message").text_content().startswith("site 1, before training: ")
+    playwright.expect(tab.locator("#plot-clients .tip")).to_contain_text("site 1before training")
     tab.locator("#plot-weight").focus()
     for key in ("ArrowDown", "ArrowDown", "ArrowRight"):
         tab.keyboard.press(key)
-    assert tab.locator("#message").text_content().startswith("client 1, round 2: 0.")
+    assert tab.locator("#message").text_content().startswith("site 1, round 2: 0.")
     tab.locator("#plot-accuracy").focus()
     tab.keyboard.press("ArrowRight")
-    assert "lowest: client" in tab.locator("#message").text_content()
+    assert "lowest: site" in tab.locator("#message").text_content()
     summary = tab.locator("#figure-accuracy summary")
     summary.focus()
     tab.keyboard.press("Enter")
@@ -356,7 +356,7 @@ def test_a_live_page_shows_new_rounds_and_keeps_the_view(
             tab,
             "document.querySelector('#plot-accuracy').drawing.points.some((one) => one.head === 'round 5')",
         )
-        playwright.expect(tab.locator("#part-subtitle")).to_contain_text("5 rounds, 4 clients")
+        playwright.expect(tab.locator("#part-subtitle")).to_contain_text("5 rounds, 4 sites")
         assert tab.locator("#plot-accuracy .curve").count() == 2  # one is still hidden
         assert tab.locator("#part-table-weight table").is_visible()
         assert "round 5" in tab.locator("#part-table-weight thead").text_content()

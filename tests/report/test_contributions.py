@@ -52,10 +52,10 @@ def test_a_run_reports_the_benefit_of_its_records(result: Result) -> None:
 
 def test_it_is_in_the_table_at_the_end_and_in_the_report(result: Result) -> None:
     out = io.StringIO()
-    summary.show(result, out)
+    summary.show(result, out, verbose=True)
     text = out.getvalue()
-    assert "What each client contributes" in text
-    assert "17 rounds are few for 4 clients: 18 or more" in text.replace("\n", " ")
+    assert "What each site contributes" in text
+    assert "17 rounds are few for 4 sites: 18 or more" in text.replace("\n", " ")
     assert result.folder is not None
     found = {section.name: section for section in sections(read_all([Path(result.folder)]))}
     (chart,) = found["benefit"].charts

@@ -63,22 +63,22 @@ def test_the_page_opens_with_who_gains_and_what_it_cost(runs: dict[str, Path]) -
         run, findings={"analysis": Analysis(alone, Cross([0], np.ones((1, 1))), UNKNOWN)}
     )
     first, who, cost = map(str, page.of_runs([measured]))
-    assert first.startswith("2 of 4 clients gain over training alone. Mean gain: +3.2 points (95 % interval")
+    assert first.startswith("2 of 4 sites gain over training alone. Mean gain: +3.2 points (95 % interval")
     assert "not" not in first or "no gain is distinguishable" in first
     least, most = min(run.sizes[1]), max(run.sizes[1])
     samples = f"{least} test samples" if least == most else f"{least} to {most} test samples"
     assert who == (
-        "Largest gains over training alone: client 0 +10.0, client 1 +5.0. No gain: client 3 -2.0, client 2 +0.0. "
-        f"A single client's gain has no interval here and may be chance: it is measured on {samples}, where one more "
+        "Largest gains over training alone: site 0 +10.0, site 1 +5.0. No gain: site 3 -2.0, site 2 +0.0. "
+        f"A single site's gain has no interval here and may be chance: it is measured on {samples}, where one more "
         f"or less is {100 / least:.1f} points."
     )
-    assert re.fullmatch(r"Cost: 5 rounds in \d+:\d\d, .* up and .* down per client and round.", cost)
+    assert re.fullmatch(r"Cost: 5 rounds in \d+:\d\d, .* up and .* down per site and round.", cost)
     constant = np.array([0.94, *[np.nan] * 3])
     skewed = dataclasses.replace(
         run, findings={"analysis": Analysis(alone, Cross([0], np.ones((1, 1))), constant)}
     )
     assert (
-        "No useful gain is shown: always answering a client's most frequent class, or mean value, in training gives "
+        "No useful gain is shown: always answering a site's most frequent class, or mean value, in training gives "
         "accuracy 94.0 %; the personal models compared with it: -"
     ) in str(page.of_runs([skewed])[0])
     html = document.render(page.document_of([measured]))
@@ -109,14 +109,14 @@ def test_the_verdict_of_each_client_stands_before_the_mean_gain(runs: dict[str, 
     judged = dataclasses.replace(run, findings={"rivals": rivals, "analysis": analysis})
     against, lead, verdicts, gain, cost = page.of_runs([judged])
     assert str(against).startswith("The personal models are 10.0 points [")
-    assert str(lead).startswith("Client by client, its model against a linear model that it trains alone")
+    assert str(lead).startswith("Site by site, its model against a linear model that it trains alone")
     assert isinstance(verdicts, tuple)
     rows = run.sizes[1]
     assert verdicts[0] == (
-        f"Client 0: better with the others: +10.0 points [+5.0, +15.0] on its {rows[0]} test rows"
+        f"Site 0: better with the others: +10.0 points [+5.0, +15.0] on its {rows[0]} test rows"
     )
     assert len(verdicts) == 4
-    assert str(gain).startswith("4 of 4 clients gain over training alone.")
+    assert str(gain).startswith("4 of 4 sites gain over training alone.")
     assert str(cost).startswith("Cost: ")
     html = document.render(page.document_of([judged]))
     assert f"<ul><li>{verdicts[0]}</li><li>" in html
@@ -139,7 +139,7 @@ def test_the_classes_have_a_table(runs: dict[str, Path]) -> None:
     cross = Cross([0], np.ones((1, 1)), per_class=per_class)
     run = dataclasses.replace(run, findings={"analysis": Analysis(np.zeros(4), cross, UNKNOWN)})
     (table,) = next(s for s in page.sections([run]) if s.name == "data").tables
-    assert table.head == ["class", "clients that have it", "training samples", "accuracy"]
+    assert table.head == ["class", "sites that have it", "training samples", "accuracy"]
     assert run.label_counts is not None
     counts = run.label_counts[:, 0]
     assert table.rows[0] == ["0", f"{(counts > 0).sum()} of 4", str(counts.sum()), "75.0 % of 4"]
@@ -161,7 +161,7 @@ def test_the_curve_is_the_mean_of_the_records(runs: dict[str, Path]) -> None:
     assert curve.lines[0].y == pytest.approx([100 * r["mean"]["accuracy"] for r in run.records])
     assert curve.lines[0].low == pytest.approx(100 * np.quantile(run.metric("accuracy"), 0.1, axis=1))
     worst = run.metric("accuracy")[-1].argmin()
-    assert curve.lines[0].remarks[-1].startswith(f"lowest: client {worst}, ")
+    assert curve.lines[0].remarks[-1].startswith(f"lowest: site {worst}, ")
 
 
 def test_a_paired_difference_without_a_value_is_not_called_indistinguishable() -> None:
@@ -252,9 +252,9 @@ def test_a_long_table_shows_some_rounds_and_says_so() -> None:
 
 
 def test_what_was_not_measured_is_a_dash() -> None:
-    heat = Heat("h", "H", "", ["client 0"], ["1", "2"], [[None, 0.25]], "weight", "round", digits=2)
+    heat = Heat("h", "H", "", ["site 0"], ["1", "2"], [[None, 0.25]], "weight", "round", digits=2)
     table = document.table_of(heat)
-    assert (table.head, table.rows) == (["client", "round 1", "round 2"], [["client 0", "-", "0.25"]])
+    assert (table.head, table.rows) == (["site", "round 1", "round 2"], [["site 0", "-", "0.25"]])
     assert charts.figure(heat)["values"] == [[None, 0.25]]
 
 
@@ -269,7 +269,7 @@ def test_every_chart_is_a_picture_for_papers(
     pytest.importorskip("matplotlib", reason="matplotlib is an extra")
     pictures, kinds = charts.pictures, set[type]()
 
-    def some(panels: list[list[charts.Chart]]) -> dict[str, bytes]:
+    def some(panels: list[list[charts.Chart]], title: str = "") -> dict[str, bytes]:
         chart = panels[0][0]
         is_drawn = SLOW or chart.name in ("accuracy", "clients", "where") or type(chart) not in kinds
         kinds.add(type(chart))
@@ -283,7 +283,7 @@ def test_every_chart_is_a_picture_for_papers(
         first
     )
     # The same bytes each time: comparison/test_plots.py.
-    assert b"client 3" in first["clients.svg"]
+    assert b"site 3" in first["clients.svg"]
     assert len(kinds) > 2
 
 
@@ -323,7 +323,7 @@ def test_a_comparison_has_a_page_that_says_what_is_distinguishable(
         "seeds": [0, 1],
         "reference": "copfl",
         "over": {},
-        "partition": ["2 clients, partition iid"],
+        "partition": ["2 sites, partition iid"],
         "notes": [],
         "rows": rows,
     }
@@ -333,7 +333,7 @@ def test_a_comparison_has_a_page_that_says_what_is_distinguishable(
     html = (tmp_path / "report.html").read_text()
     assert "Lower: fedavg -30.0 [-50.0, -10.0]. Not distinguishable: local -5.0 [-40.0, +30.0]." in html
     assert "better than under local training: copfl 75 %." in html
-    assert "Clients: 2 clients, partition iid." in html
+    assert "Sites: 2 sites, partition iid." in html
     drawn = data_of(html)["figures"]
     assert list(drawn) == ["curves", "seeds", "differences"]
     assert drawn["differences"]["series"][0]["low"] == [-50, -40]
@@ -408,7 +408,7 @@ def test_of_one_client_there_is_no_interval(runs: dict[str, Path]) -> None:
         run, findings={"analysis": Analysis(alone, Cross([0], np.ones((1, 1))), UNKNOWN)}
     )
     first = str(page.of_runs([measured])[0])
-    assert "Mean gain: -2.2 points (95 % interval over clients: no interval, as there is one client)" in first
+    assert "Mean gain: -2.2 points (95 % interval over sites: no interval, as there is one site)" in first
     assert "no gain is distinguishable" in first
 
 
@@ -425,7 +425,7 @@ def test_clients_have_their_names_in_the_page_and_in_json(
     answer = called(capsys, "run", "-a", "copfl", *line.split(), "--out", tmp_path / "run", "--json")
     assert json.loads(answer.out)["client_names"] == names
     (run,) = reading.read_all([tmp_path / "run"])
-    assert run.client_titles == ["client 0 (north)", "client 1 (south)", "client 2 (west)"]
+    assert run.client_titles == ["site 0 (north)", "site 1 (south)", "site 2 (west)"]
     found = page.document_of([run])
     assert any("(north)" in note or "(south)" in note or "(west)" in note for *_, note in found.tiles)
     charts_of = {chart.name: chart for section in found.sections for chart in section.charts}

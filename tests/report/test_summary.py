@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,6 +19,7 @@ from copfl.data.clients.groups import names_of_clients
 from copfl.data.clients.schemes import SCHEMES
 from copfl.engine.rounds import Round
 from copfl.experiment.analysis.gains import Gains
+from copfl.experiment.answer import answer_of, cells_of
 from copfl.experiment.progress import bar, span
 from copfl.experiment.recording import Recording
 from copfl.experiment.result import Result
@@ -39,18 +41,18 @@ def result() -> Result:
     return copfl.run("copfl", clients=3, **TINY)
 
 
-def shown(result: Result) -> str:
+def shown(result: Result, *, verbose: bool = False) -> str:
     out = io.StringIO()
-    summary.show(result, out)
+    summary.show(result, out, verbose=verbose)
     return out.getvalue()
 
 
 def test_the_table_says_what_each_client_has_and_got(result: Result) -> None:
     text = shown(result)
     lines = text.splitlines()
-    assert lines[0].startswith("copfl on digits: accuracy in % on each client's own test samples")
+    assert lines[0].startswith("copfl on digits: accuracy in % on each site's own test samples")
     header = next(line for line in lines if "classes" in line)
-    assert header.split() == ["client", "classes", "train", "test", "global", "personal", "weight"]
+    assert header.split() == ["site", "classes", "train", "test", "global", "personal", "weight"]
     row = next(line for line in lines if line.split()[:1] == ["0"])
     held = result.experiment.federation.partition.label_counts(result.experiment.federation.dataset)[0]
     assert ", ".join(str(c) for c in np.flatnonzero(held)) in row
@@ -76,18 +78,81 @@ def test_the_latest_eval_models_a_client_counts() -> None:
         "never_trained"
     ]
     assert " - " in shown(never)
-    assert "Never trained: " in shown(never)
+    assert "never trained: " in shown(never)
+
+
+def test_the_answer_is_first_and_then_a_row_per_site_and_what_decides() -> None:
+    """Nothing else: the rest is said with `verbose`, above the last line."""
+    data = arrays.from_arrays(np.random.default_rng(0).random((60, 3)), np.arange(60) % 2)
+    result = copfl.run("fedavg", data, partition="iid", clients=2, local_baseline=True, rivals=True, **TINY)
+    answer = answer_of(result)
+    assert answer is not None
+    text = shown(result)
+    lines = text.splitlines()
+    assert lines[0] == answer.headline
+    assert lines[4].split() == [
+        "site",
+        "train",
+        "test",
+        "alone",
+        "together",
+        "gain",
+        "95",
+        "%",
+        "interval",
+        "verdict",
+    ]
+    for n, line in enumerate(lines[6:8]):
+        assert line.startswith(f"{n} ")
+        assert tuple(re.split(" {2,}", line)[-3:]) == cells_of(answer, n)
+        assert f"{100 * result.accuracy[-1, n]:.1f}" in line
+    assert len(lines) < 25
+    assert "Model: " not in text
+    whole = shown(result, verbose=True)
+    assert "Model: mlp" in whole
+    assert whole.startswith(text[: text.index("\n\n", text.index("mean"))])
+    assert whole.splitlines()[-1] == lines[-1]
+
+
+def test_of_more_than_twenty_sites_the_best_and_the_worst_are_shown() -> None:
+    result = copfl.run(
+        "fedavg", clients=30, partition_options={"train_per_class": 2}, local_baseline=True, **TINY
+    )
+    answer = answer_of(result)
+    assert answer is not None
+    rows = [line for line in shown(result).splitlines() if line.split()[:1] and line.split()[0].isdigit()]
+    named = [int(line.split()[0]) for line in rows if "rounds" not in line]
+    assert [f"site {n}" for n in named] == [row.label for row in answer.chart.rows]
+    assert "... 10 more" in shown(result)
+
+
+def test_colours_and_marks_are_on_a_terminal_and_marks_alone_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    text = "It gains.\n\na  ▲ better together\nb  = no clear difference"
+    terminal, file = Terminal(), io.StringIO()
+    summary._print(text, terminal, "It gains.")
+    summary._print(text, file, "It gains.")
+    assert "\x1b[32m▲ better together" in terminal.getvalue()
+    assert "\x1b[1mIt gains." in terminal.getvalue()
+    assert file.getvalue() == f"{text}\n"
+    latin = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    summary._print(text, latin, "It gains.")
+    latin.seek(0)
+    assert "a  + better together\n" in latin.read()
 
 
 def test_of_many_clients_the_worst_are_shown() -> None:
     result = copfl.run("fedavg", clients=40, partition_options={"train_per_class": 2}, **TINY)
-    text = shown(result)
+    text = shown(result, verbose=True)
     rows = [line for line in text.splitlines() if line.split()[:1] and line.split()[0].isdigit()]
     shown_clients = {int(line.split()[0]) for line in rows if "rounds" not in line}
     assert len(shown_clients) == 30
     hidden = sorted(set(range(40)) - shown_clients)
     assert result.accuracy[-1][hidden].min() >= result.accuracy[-1][sorted(shown_clients)].max()
-    assert "The 30 clients with the lowest accuracy of 40; all are in rounds.jsonl." in text
+    assert "The 30 sites with the lowest accuracy of 40; all are in rounds.jsonl." in text
     assert "Data: test:" in text  # what the partition could not give
 
 
@@ -126,8 +191,9 @@ def test_the_columns_of_rivals_leave_the_numbers_whole(monkeypatch: pytest.Monke
     result = copfl.run("fedavg", data, partition="iid", clients=2, local_baseline=True, **TINY)
     monkeypatch.setenv("COLUMNS", str(width))
     out = Terminal()
-    summary.show(result, out)
-    table = out.getvalue().partition("mean")[0]
+    monkeypatch.setenv("TERM", "dumb")  # without colours
+    summary.show(result, out, verbose=True)
+    table = out.getvalue().partition("Details")[2].partition("mean")[0] or out.getvalue().partition("mean")[0]
     said = out.getvalue().splitlines()
     assert sum(line.startswith(("- 0: ", "- 1: ")) for line in said) == 2  # each client's verdict
     assert "its own test rows:" in " ".join(said)
@@ -201,13 +267,13 @@ def test_the_conclusion_names_both_differences_and_who_gains() -> None:
         "The personal models are 10.0 points [+10.0, +10.0] better than training alone and "
     )
     assert "not distinguishable from the global model (+0.0 points [" in found
-    assert "; 3 of 3 clients gain over training alone. " in found
+    assert "; 3 of 3 sites gain over training alone. " in found
     assert "10.0 points [-10.0, -10.0] worse than training" in summary.conclusion(
         Gains(personal, alone, alone)
     )
     one = summary.conclusion(Gains(np.array([0.7]), np.array([0.6]), np.array([0.678])))
     assert "are 2.2 points worse than training alone" in one
-    assert "That is one client, so there is no interval over clients." in one
+    assert "That is one site, so there is no interval over sites." in one
     assert "[" not in one
     unknown = np.full(4, np.nan)
     assert summary.conclusion(Gains(unknown, alone, personal)) == ""
@@ -227,7 +293,7 @@ def test_a_gain_is_no_use_where_a_constant_answer_is_as_good() -> None:
         (personal + 0.01, "1.0 points [-1.0, -1.0] worse than it"),
     ):
         found = summary.conclusion(Gains(alone, personal, personal, constant=constant))
-        assert found.startswith("No useful gain is shown: always answering a client's most frequent class")
+        assert found.startswith("No useful gain is shown: always answering a site's most frequent class")
         value = f"{100 * constant.mean():.1f}"
         assert (
             f"in training gives accuracy {value} %, and the personal models are {against}. They are" in found
@@ -281,7 +347,7 @@ def test_the_conclusion_is_on_honest_clients() -> None:
     honest = summary.honest_gains(cast(Result, attacked))
     assert honest is not None
     assert "3.0 points [+3.0, +3.0] better than training alone" in summary.conclusion(honest)
-    assert "2 of 2 clients gain" in summary.conclusion(honest)
+    assert "2 of 2 sites gain" in summary.conclusion(honest)
 
 
 def test_the_last_line_has_the_time_of_the_whole_command(result: Result) -> None:

@@ -111,7 +111,7 @@ def test_the_page_and_its_news(serve: Serve, run: Path, runs: dict[str, Path]) -
     second = data_of(update)
     assert len(second["figures"]["accuracy"]["lines"][0]["y"]) == 5
     assert second["ended"]
-    assert '<p id="part-subtitle">5 rounds, 4 clients' in update
+    assert '<p id="part-subtitle">5 rounds, 4 sites' in update
     assert '<th scope="row">5</th>' in update
 
 

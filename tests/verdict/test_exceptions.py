@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from copfl.verdict import drawn
-from copfl.verdict.drawn import FEWEST_ROWS, all_rows, sites_of
+from copfl.verdict.drawn import FEWEST_ROWS, site_gains
 
 NAN = np.nan
 Rows = list[np.ndarray]
@@ -22,15 +22,9 @@ def federation(means: list[float], rows: int, seed: int = 0, noise: float = 0.3)
     ], theirs
 
 
-def site_gains(ours: Rows, theirs: Rows) -> drawn._Gains:
-    """Of all rows, each once: [sites]."""
-    found = all_rows(("theirs", "ours"), sites_of({"theirs": theirs, "ours": ours}))
-    return drawn._Gains(*(values[0] for values in drawn._gains(found, np.array([1]), np.array([0]))))
-
-
 def are_better(ours: Rows, theirs: Rows) -> NDArray[np.bool_]:
     found: NDArray[np.bool_] = drawn._are_better(
-        drawn._Gains(*(values[None] for values in site_gains(ours, theirs)))
+        drawn.SiteGains(*(values[None] for values in site_gains(ours, theirs)))
     )[0]
     return found
 

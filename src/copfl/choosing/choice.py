@@ -13,6 +13,7 @@ from copfl.stats import Numbers
 from copfl.verdict.drawn import all_rows, lowest, sites_of
 
 Losses = Sequence[Array]  # [rows] of each site; nan: the row was not held out
+LEAST = 1e-12  # of a sum of losses by which is divided
 
 
 def site_losses(losses: Losses, is_rmse: bool) -> Numbers:
@@ -77,15 +78,50 @@ def choose(
     return Choice(names[federation], tuple(names[n] for n in sites), validated)
 
 
-def is_worse(name: str, losses: Mapping[str, Losses]) -> bool:
+def is_worse(name: str, losses: Mapping[str, Losses], is_rmse: bool) -> bool:
     """Whether a candidate is worse than the best one by more than a standard error, on the rows on which it was tried.
+
+    The best one is that with the lowest loss on all of its rows, of those with the most. The lowest of many
+    candidates on the few rows of one fold is lucky, and what is equal to the best would be worse than it.
 
     Args:
         name: Of the candidate.
         losses: Of all candidates.
+        is_rmse: Whether they are squared errors.
     """
-    rows = {other: np.concatenate(list(of_sites)) for other, of_sites in on_common_rows(losses).items()}
-    known = ~np.isnan(rows[name])
-    best = min(rows, key=lambda other: float(rows[other][known].mean()))
-    excess = (rows[name] - rows[best])[known]
-    return bool(excess.mean() > excess.std() / np.sqrt(max(len(excess) - 1, 1)))
+    known = {other: sum(int(np.isfinite(rows).sum()) for rows in own) for other, own in losses.items()}
+    most = max((count for other, count in known.items() if other != name), default=0)
+    whole = [other for other, count in known.items() if other != name and count == most]
+    if not most or not known[name]:
+        return False
+    best = min(whole, key=lambda other: float(np.nanmean(site_losses(losses[other], is_rmse))))
+    excess, error = difference(losses[name], losses[best], is_rmse)
+    return excess > error
+
+
+def difference(ours: Losses, theirs: Losses, is_rmse: bool) -> tuple[float, float]:
+    """By how much a candidate's mean loss over sites is above another's on their common rows, and its standard error.
+
+    The error is that over the rows, with the sites as given, or over the sites, whichever is larger.
+
+    Args:
+        ours: Of one candidate.
+        theirs: Of the other.
+        is_rmse: Whether they are squared errors.
+    """
+    of_sites = []
+    for own, other in zip(ours, theirs, strict=True):
+        both = np.isfinite(own) & np.isfinite(other)
+        if both.any():
+            excess = own[both] - other[both]
+            # The difference of two roots is that of the squares, divided by the sum of the roots.
+            roots = np.sqrt(own[both].mean()) + np.sqrt(other[both].mean()) if is_rmse else 1.0
+            of_sites.append(excess / max(roots, LEAST))
+    if not of_sites:
+        return np.nan, np.nan
+    means, sizes = np.array([rows.mean() for rows in of_sites]), np.array([len(rows) for rows in of_sites])
+    squares = sum(float(((rows - rows.mean()) ** 2).sum()) for rows in of_sites)
+    of_row = squares / max(int((sizes - 1).sum()), 1)
+    over_rows = np.sqrt((of_row / sizes).sum()) / len(sizes)
+    over_sites = means.std(ddof=1) / np.sqrt(len(sizes)) if len(sizes) > 1 else 0.0
+    return float(means.mean()), float(max(over_rows, over_sites))

@@ -26,7 +26,7 @@ from copfl.core import tree
 from copfl.core.evaluation import predicted
 from copfl.core.task import Data, Personal, Task
 from copfl.data.clients.federation import FederatedData
-from copfl.data.samples import CLASSIFICATION, SURVIVAL, Dataset
+from copfl.data.samples import CLASSIFICATION, REGRESSION, SURVIVAL, Dataset
 from copfl.engine.autotune import MAX_CLIENTS
 from copfl.engine.rounds import Round
 from copfl.engine.seed_batching import can_batch, run_batched
@@ -291,7 +291,7 @@ def evaluate(
     """The table of losses, in the order of the candidates, and why others are not in it.
 
     What takes long begins with few folds. It goes on with the others until it is worse than the best one by more than
-    a standard error over the rows.
+    a standard error.
 
     Args:
         tried: The candidates.
@@ -305,11 +305,12 @@ def evaluate(
     experiments: dict[str, list[Experiment]] = {}
     every, some = range(room.folds.number), range(room.folds.by_steps)
     long: list[str] = []
+    is_rmse = room.samples.kind == REGRESSION
     for one in tried.candidates:
         if one.rival or one.alone_of in left_out:
             continue
         logger.debug(f"trying {one.name} ...")
-        if one.if_near and is_worse(one.if_near, {name: found.losses for name, found in evaluated.items()}):
+        if one.if_near and is_worse(one.if_near, _losses_of(evaluated), is_rmse):
             left_out[one.name] = (
                 "it is for sites that contradict each other, and training alone is worse here"
             )
@@ -336,7 +337,7 @@ def evaluate(
     evaluated |= {one.name: of_kinds[one.rival] for one in tried.candidates if one.rival in of_kinds}
     for one in tried.candidates:
         for fold in every[1:] if one.name in long and one.name in evaluated else ():
-            if is_worse(one.name, {name: found.losses for name, found in evaluated.items()}):
+            if is_worse(one.name, _losses_of(evaluated), is_rmse):
                 left_out[one.name] = (
                     f"it is worse than the best by more than a standard error, after {fold} of {len(every)} folds"
                 )
@@ -349,6 +350,10 @@ def evaluate(
         left_out[name] = "it diverged, or is sure of what is wrong: a loss is infinite"
         del evaluated[name]
     return {one.name: evaluated[one.name] for one in tried.candidates if one.name in evaluated}, left_out
+
+
+def _losses_of(evaluated: Mapping[str, Evaluated]) -> dict[str, list[Array]]:
+    return {name: found.losses for name, found in evaluated.items()}
 
 
 def _experiments(run: Run, room: Room, numbers: Sequence[int]) -> list[Experiment]:

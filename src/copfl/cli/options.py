@@ -67,6 +67,9 @@ Out = Annotated[
     option("Output", "Folder of runs and tables; finished runs in it are used again.", "--out -o"),
 ]
 Quiet = Annotated[bool, option("Output", "Print nothing but errors.", "--quiet -q")]
+Verbose = Annotated[
+    bool, option("Output", "Print everything that was found out, and not only what decides.", "--verbose -v")
+]
 Json = Annotated[bool, option("Output", "Print the result as one JSON object.", "--json")]
 RunPath = Annotated[Path, argument("A run folder.")]
 Seeds = Annotated[str | None, option("Training", "Seeds, such as 0,1,2 or 0-4; default: 0,1,2.")]

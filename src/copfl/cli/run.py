@@ -44,6 +44,7 @@ def run(
     ] = None,
     track: options.Track = None,
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
     as_json: options.Json = False,
 ) -> None:
     """Train a federation; without options, CO-PFL on digits, where personalisation pays.
@@ -72,7 +73,7 @@ def run(
         layers.append(of_file)
     if ranks.started():
         layers.append({"run": {"workers": 1, "find_rounds": "off"}})  # one process would search for all
-    show = Show(track or [], quiet, as_json, begin)
+    show = Show(track or [], quiet, as_json, begin, verbose)
     with ranks.group():
         if ranks.follower():
             return follow()
@@ -102,6 +103,7 @@ def resume(
     ] = None,
     track: options.Track = None,
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
     as_json: options.Json = False,
 ) -> None:
     """Continue a stopped run.
@@ -115,7 +117,7 @@ def resume(
         from copfl.experiment import folder as run_folder
         from copfl.experiment.run import follow, reopen
 
-    show = Show(track or [], quiet, as_json, begin)
+    show = Show(track or [], quiet, as_json, begin, verbose)
     with ranks.group():
         if ranks.follower():
             return follow()
@@ -139,6 +141,7 @@ class Show(NamedTuple):
     quiet: bool
     as_json: bool
     begin: float  # of the command, by the monotonic clock
+    verbose: bool = False
 
     @property
     def progress(self) -> bool:
@@ -186,7 +189,7 @@ def _train(prepared: Experiment, folder: RunFolder, show: Show, given: Given) ->
     if show.as_json:
         print(json.dumps(summary.as_json(result)))
     elif not show.quiet:
-        summary.show(result, sys.stdout, time.monotonic() - show.begin)
+        summary.show(result, sys.stdout, time.monotonic() - show.begin, verbose=show.verbose)
     if show.progress:
         _warn(result.warnings[len(prepared.hints) :])
 

@@ -137,7 +137,7 @@ def of_test_rows(run: Recording) -> Answer | None:
     Args:
         run: With its findings.
     """
-    if not run.records or not run.has(run.primary.name) or (best := _best_alone(run)) is None:
+    if not run.records or not run.has(run.primary.name) or (best := best_alone(run)) is None:
         return None
     metric, personal = run.primary, run.of_honest
     gains = np.asarray(metric.gain(personal, best.values))
@@ -221,13 +221,17 @@ def cells(row: GainRow, digits: int) -> tuple[str, str, str]:
         row: Of a chart.
         digits: Of its numbers.
     """
-    gain = f"{row.gain:+.{digits}f}" if math.isfinite(row.gain) else ""
-    bounds = f"{row.low:+.{digits}f} to {row.high:+.{digits}f}" if math.isfinite(row.low) else ""
+    gain = f"{row.gain:+z.{digits}f}" if math.isfinite(row.gain) else ""
+    bounds = f"{row.low:+z.{digits}f} to {row.high:+z.{digits}f}" if math.isfinite(row.low) else ""
     return gain, bounds, f"{row.mark} {row.words}".strip()
 
 
-def _best_alone(run: Recording) -> Alone | None:
-    """The best of what is known of the sites alone: a rival, the same model trained alone, the constant answer."""
+def best_alone(run: Recording) -> Alone | None:
+    """The best of what is known of the sites alone: a rival, the same model trained alone, the constant answer.
+
+    Args:
+        run: With its findings.
+    """
     rivals, analysis = RIVALS.__get__(run, Recording), GAINS.__get__(run, Recording)
     found = []
     if rivals is not None:

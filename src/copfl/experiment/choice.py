@@ -61,7 +61,7 @@ def title_of(name: str) -> str:
         name: Of the candidate.
     """
     kind = name.removesuffix(" alone")
-    return f"{TITLES[kind]} at each client alone" if kind in TITLES else name
+    return f"{TITLES[kind]} at each site alone" if kind in TITLES else name
 
 
 def text_of(choice: Choice) -> str:
@@ -74,7 +74,7 @@ def text_of(choice: Choice) -> str:
         text += f"; by less than a standard error, so that {title_of(choice.federation)} is taken"
     if choice.exceptions:
         count, clients = len(choice.exceptions), len(choice.sites)
-        text += f"; {count} of {clients} clients keep a model that is better on their own rows by two standard errors"
+        text += f"; {count} of {clients} sites keep a model that is better on their own rows by two standard errors"
     return text
 
 
@@ -104,14 +104,14 @@ def choice_table(choice: Choice) -> Table:
         rows.append([title_of(name), metric.text(mean), f"{choice.sites.count(name)}", status])
     folds = f"{validated.folds} folds of" if validated.folds > 1 else "a fifth of"
     notes = [
-        f"The mean over clients of the {validated.loss} on {folds} the training rows, which the models did not see. "
+        f"The mean over sites of the {validated.loss} on {folds} the training rows, which the models did not see. "
         "All rows were trained on then."
     ]
     if choice.exceptions:
-        names = [f"client {n} ({title_of(name)})" for n, name in choice.exceptions.items()]
+        names = [f"site {n} ({title_of(name)})" for n, name in choice.exceptions.items()]
         notes.append(
-            "A client keeps another model where that is better on its own rows by two standard errors, given what all "
-            "clients show: "
+            "A site keeps another model where that is better on its own rows by two standard errors, given what all "
+            "sites show: "
             f"{listed(names, NAMED)}."
         )
     notes += [f"Left out: {title_of(name)}, {why}." for name, why in validated.left_out.items()]

@@ -74,17 +74,17 @@ def _parsed(content: dict[str, Any]) -> FinalEvaluation:
     found, never = content["clients"], content["never_trained"]
     for numbers in (found, never):
         if not all(type(n) is int for n in numbers) or len({*numbers}) < len(numbers):
-            raise ValueError("its clients are not different ones")
+            raise ValueError("its sites are not different ones")
     values = {str(name): np.array(column, np.float64) for name, column in content["values"].items()}
     if any(column.shape != (len(found),) for column in values.values()):
-        raise ValueError("it does not have a value for each of its clients")
+        raise ValueError("it does not have a value for each of its sites")
     return FinalEvaluation(int(content["round"]), list(found), values, list(never))
 
 
 def _fits(final: FinalEvaluation, rounds: int, clients: int) -> bool:
     """Not of a run with other rounds: one that goes on makes the file again at its end."""
     if not all(0 <= n < clients for n in (*final.clients, *final.never_trained)):
-        raise ValueError(f"its clients are not different ones of {clients}")
+        raise ValueError(f"its sites are not different ones of {clients}")
     return final.round == rounds
 
 
@@ -100,7 +100,7 @@ def in_words(final: FinalEvaluation | None, names: Sequence[str]) -> str:
     said = []
     if final.clients:
         said.append(
-            f"{len(final.clients)} of {len(names)} clients were in no evaluated round; their values are of the "
+            f"{len(final.clients)} of {len(names)} sites were in no evaluated round; their values are of the "
             "model that they have after the last one, before local training"
         )
     if final.never_trained:

@@ -157,7 +157,7 @@ def in_words(probabilities: Probabilities, names: Sequence[str]) -> list[str]:
         reference = METRICS["log_loss"].text(float(mean_of_known(probabilities.reference)))
         beside = f" (class frequencies in training: {reference})" if name == "log_loss" else ""
         means.append(f"{metric.title} {metric.text(value)}{metric.unit}{beside}")
-    sentences = [f"Probabilities, mean over clients: {', '.join(means)}."]
+    sentences = [f"Probabilities, mean over sites: {', '.join(means)}."]
     text = METRICS["log_loss"].text
     if probabilities.worse:
         shown = [
@@ -171,7 +171,7 @@ def in_words(probabilities: Probabilities, names: Sequence[str]) -> list[str]:
         )
     if others := int((probabilities.log_loss > probabilities.reference).sum()) - len(probabilities.worse):
         sentences.append(
-            f"{others} {'other ' * bool(probabilities.worse)}client{'s' * (others > 1)} of {len(names)}: "
+            f"{others} {'other ' * bool(probabilities.worse)}site{'s' * (others > 1)} of {len(names)}: "
             "probabilities that "
             "are not shown to be better than the frequencies of the classes."
         )
@@ -188,11 +188,11 @@ def _charts(calibration: Probabilities, run: Recording) -> Iterator[Chart]:
     if not calibration.calibration or not run.records:
         return
     if len(calibration.log_loss) != len(run.client_titles):
-        raise ValueError("probabilities.json has another number of clients")
+        raise ValueError("probabilities.json has another number of sites")
     bins = calibration.calibration
     confidence = [100 * one.confidence for one in bins]
     about = (
-        "Test samples of all clients by the probability that their models give to the answer. Where "
+        "Test samples of all sites by the probability that their models give to the answer. Where "
         "probabilities mean what they say, the curve is on the diagonal; below it, models are too certain."
     )
     lines = [
@@ -204,14 +204,14 @@ def _charts(calibration: Probabilities, run: Recording) -> Iterator[Chart]:
     title, x_title = "Calibration", "probability of the answer, %"
     yield Lines("calibration", title, about, confidence, "accuracy, %", lines, " %", x_title=x_title)
     about = (
-        "The log loss of each client's model on its test samples, lower is better. A model right of the "
-        "frequencies of the classes in the client's training samples has probabilities that are worth nothing."
+        "The log loss of each site's model on its test samples, lower is better. A model right of the "
+        "frequencies of the classes in the site's training samples has probabilities that are worth nothing."
     )
     series = [
         Line("personal model", values_of(calibration.log_loss), symbol=0),
         Line("class frequencies", values_of(calibration.reference), colour=1, symbol=1),
     ]
-    yield Dots("log-loss", "Log loss per client", about, run.client_titles, "log loss", series, digits=3)
+    yield Dots("log-loss", "Log loss per site", about, run.client_titles, "log loss", series, digits=3)
 
 
 PROBABILITIES = Finding(

@@ -187,7 +187,7 @@ class Recording:
 
     @property
     def client_titles(self) -> list[str]:
-        """Such as "client 3", or "client 3 (north)" where the data name their clients."""
+        """Such as "site 3", or "site 3 (north)" where the data name their sites."""
         return client_titles(self.client_names)
 
     @property

@@ -299,7 +299,7 @@ def _survival(content: dict[str, Any]) -> Survival:
         raise ValueError("a curve has columns of different lengths")
     brier, reference = (np.array(content[name], np.float64) for name in ("brier", "reference"))
     if any(not 0 <= int(one.name) < len(brier) for one in sites):
-        raise ValueError("a curve is of a client that is not there")
+        raise ValueError("a curve is of a site that is not there")
     calibration = None
     if "calibration" in content:
         groups = tuple(
@@ -327,11 +327,11 @@ def in_words(found: Survival) -> list[str]:
     if not both.any():
         return at_horizon
     own, curve = (float(mean_of_known(values[both])) for values in (found.brier, found.reference))
-    beside = f"Kaplan and Meier's curve of each client's training samples: {curve:.3f}"
+    beside = f"Kaplan and Meier's curve of each site's training samples: {curve:.3f}"
     score = f"integrated Brier score {own:.3f} ({beside}; lower is better)"
-    sentence = f"Probabilities of survival, mean over clients: {score}"
+    sentence = f"Probabilities of survival, mean over sites: {score}"
     worse = int((found.gains[both] <= 0).sum())
-    clients = f"{worse} client{'s' * (worse > 1)} of {int(both.sum())}"
+    clients = f"{worse} site{'s' * (worse > 1)} of {int(both.sum())}"
     beaten = [f"{clients}: no better than that curve."] if worse else []
     return [f"{sentence}.", *beaten, *at_horizon]
 
@@ -341,11 +341,11 @@ def _charts(found: Survival, run: Recording) -> Iterator[Chart]:
     if not run.records:
         return
     if len(found.brier) != len(run.client_titles):
-        raise ValueError("survival.json has another number of clients")
+        raise ValueError("survival.json has another number of sites")
     if curves := [one for one in found.thirds if one.times]:
         about = (
-            "Test samples of all clients without an event, by Kaplan and Meier, in thirds by the risk that each "
-            "client's model predicts among its own; the bands are 95 % intervals. Where the risk orders the events, "
+            "Test samples of all sites without an event, by Kaplan and Meier, in thirds by the risk that each "
+            "site's model predicts among its own; the bands are 95 % intervals. Where the risk orders the events, "
             "the curves are apart."
         )
         end = max(one.times[-1] for one in curves)
@@ -354,10 +354,10 @@ def _charts(found: Survival, run: Recording) -> Iterator[Chart]:
         x = sorted({time for line in lines for time in line.x})
         yield Lines("kaplan-meier", title, about, x, "without an event, %", lines, " %", x_title=x_title)
     if curves := [one for one in found.sites if one.times]:
-        some = f"the {len(curves)} largest clients" if len(run.client_titles) > len(curves) else "each client"
+        some = f"the {len(curves)} largest sites" if len(run.client_titles) > len(curves) else "each site"
         about = (
             f"All samples of {some} without an event, by Kaplan and Meier. Where the curves are apart, the "
-            "clients' hazards differ, whatever the model; each client has a baseline hazard of its own."
+            "sites' hazards differ, whatever the model; each site has a baseline hazard of its own."
         )
         end = max(one.times[-1] for one in curves)
         lines = [
@@ -365,13 +365,13 @@ def _charts(found: Survival, run: Recording) -> Iterator[Chart]:
             for place, one in enumerate(curves)
         ]
         x = sorted({time for line in lines for time in line.x})
-        title, x_title = "Survival per client", "time"
+        title, x_title = "Survival per site", "time"
         yield Lines(
             "kaplan-meier-clients", title, about, x, "without an event, %", lines, " %", x_title=x_title
         )
     if (calibration := found.calibration) is not None:
         about = (
-            "Test samples of all clients in groups by the probability of an event that each client's model predicts "
+            "Test samples of all sites in groups by the probability of an event that each site's model predicts "
             f"by the time {calibration.horizon:g}, the median time of the training samples' events. Observed is Kaplan "
             "and Meier's share with its 95 % interval. Where probabilities mean what they say, the curve is on the "
             f"diagonal; the mean distance is {100 * calibration.error:.1f} points."
@@ -390,17 +390,15 @@ def _charts(found: Survival, run: Recording) -> Iterator[Chart]:
         )
     if np.isfinite(found.brier).any():
         about = (
-            "The integrated Brier score of each client's model on its test samples, lower is better. A model right of "
-            "Kaplan and Meier's curve of the client's training samples, which is the same for all, has probabilities "
+            "The integrated Brier score of each site's model on its test samples, lower is better. A model right of "
+            "Kaplan and Meier's curve of the site's training samples, which is the same for all, has probabilities "
             "that are worth nothing."
         )
         series = [
             Line("personal model", values_of(found.brier), symbol=0),
             Line("Kaplan-Meier", values_of(found.reference), colour=1, symbol=1),
         ]
-        yield Dots(
-            "brier", "Brier score per client", about, run.client_titles, "Brier score", series, digits=3
-        )
+        yield Dots("brier", "Brier score per site", about, run.client_titles, "Brier score", series, digits=3)
 
 
 def _stairs(one: Observed, end: float, place: int) -> Line:

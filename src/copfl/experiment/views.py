@@ -38,11 +38,11 @@ def lines(result: Result) -> list[str]:
     if (gains := result.gains) is not None and np.isfinite(gains.gain).any():
         better, known = int((gains.gain > 0).sum()), int(np.isfinite(gains.gain).sum())
         said.append(
-            f"  alone {_mean(metric, gains.alone)}; {better} of {known} clients gain from the federation"
+            f"  alone {_mean(metric, gains.alone)}; {better} of {known} sites gain from the federation"
         )
     if result.rivals is not None:
         title = TITLES[result.rivals.chosen]
-        said.append(f"  {title} at each client alone {_mean(result.rivals.metric, result.rivals.best)}")
+        said.append(f"  {title} at each site alone {_mean(result.rivals.metric, result.rivals.best)}")
     if count := len(result.warnings):
         said.append(f"  {count} warning{'s' * (count > 1)}, see .warnings")
     return said

@@ -48,7 +48,7 @@ def _document(content: Mapping[str, Any], metric: MetricInfo, trained: Path | No
         )
         for n, (label, runs) in enumerate(content["curves"].items())
     ]
-    about = "The mean over clients and seeds, on validation samples."
+    about = "The mean over sites and seeds, on validation samples."
     curves = Lines("curves", "The race by round", about, [], metric.label, lines, metric.unit)
     where = (
         [f"The choice, trained on all training samples: copfl report {trained / CHOSEN}"] if trained else []

@@ -45,7 +45,7 @@ def _document(content: Mapping[str, Any], metric: MetricInfo) -> Document:
     ]
     accuracy, differences = _accuracy(content, metric), _differences(content, compared, metric)
     sections = [
-        Section("accuracy", capital(metric.title), "How accurate are the clients' models?", accuracy),
+        Section("accuracy", capital(metric.title), "How accurate are the sites' models?", accuracy),
         Section("difference", "Differences", "Which differences are distinguishable?", differences),
     ]
     return Document(
@@ -54,7 +54,7 @@ def _document(content: Mapping[str, Any], metric: MetricInfo) -> Document:
         conclusion=[
             *(_compared(compared, reference, len(seeds), metric) if compared else _best(rows, metric)),
             *_against_rivals(content, metric),
-            *([f"Clients that are better than under local training: {', '.join(shares)}."] if shares else []),
+            *([f"Sites that are better than under local training: {', '.join(shares)}."] if shares else []),
             _cost(rows),
         ],
         tiles=[
@@ -70,7 +70,7 @@ def _document(content: Mapping[str, Any], metric: MetricInfo) -> Document:
             *([_verdicts(compared, reference, metric)] if compared else []),
             *([_alone(content["rivals"])] if content.get("rivals") else []),
         ],
-        notes=[f"Clients: {'; '.join(content['partition'])}.", *content["notes"]],
+        notes=[f"Sites: {'; '.join(content['partition'])}.", *content["notes"]],
         facts=None,
         sections=[section for section in sections if section.charts],
     )
@@ -86,7 +86,7 @@ def _mean(row: Row, name: str, of: str = "mean") -> float:
 
 
 def _compared(rows: list[Row], reference: str, seeds: int, metric: MetricInfo) -> list[str]:
-    about = f"Mean {metric.title} compared with {reference}, the same client of the same seed under both"
+    about = f"Mean {metric.title} compared with {reference}, the same site of the same seed under both"
     if seeds < 2:
         return [f"{about}: one seed says nothing about the next, so no difference is distinguishable."]
     texts = []
@@ -100,7 +100,7 @@ def _compared(rows: list[Row], reference: str, seeds: int, metric: MetricInfo) -
         ]
         if of:
             texts.append(f"{metric.verdict(verdict).capitalize()}: {', '.join(of)}.")
-    how = f"in brackets the 95 % interval over clients and {seeds} seeds; verdicts hold for all rows together, by Holm"
+    how = f"in brackets the 95 % interval over sites and {seeds} seeds; verdicts hold for all rows together, by Holm"
     return [f"{about} ({how}). {' '.join(texts)}"]
 
 
@@ -114,7 +114,7 @@ def _against_rivals(content: Mapping[str, Any], metric: MetricInfo) -> list[str]
         for label, gain in rivals["differences"].items()
     ]
     title = TITLES[rivals["chosen"]]
-    return [f"Compared with {title} that each client trains alone: {'; '.join(texts)}."]
+    return [f"Compared with {title} that each site trains alone: {'; '.join(texts)}."]
 
 
 def _difference(row: Row, metric: MetricInfo) -> str:
@@ -138,7 +138,7 @@ def _cost(rows: list[Row]) -> str:
     for row in rows:
         up, down, seconds = (_mean(row, name) for name in ("bytes_up", "bytes_down", "seconds"))
         texts.append(f"{row['label']} {size(up)} up, {size(down)} down, {seconds:.2g} s")
-    return f"Cost per client and round, and seconds of a round: {'; '.join(texts)}."
+    return f"Cost per site and round, and seconds of a round: {'; '.join(texts)}."
 
 
 # Tables
@@ -155,8 +155,8 @@ def _alone(rivals: Mapping[str, Any]) -> Table:
         ]
         for name, means in rivals["mean"].items()
     ]
-    note = "Models of each client alone. best: by cross-validation within training rows."
-    return Table("What each client has alone", ["", *(metric.label for metric in metrics), ""], rows, [note])
+    note = "Models of each site alone. best: by cross-validation within training rows."
+    return Table("What each site has alone", ["", *(metric.label for metric in metrics), ""], rows, [note])
 
 
 def _metrics(content: Mapping[str, Any], metric: MetricInfo) -> Table:
@@ -183,7 +183,7 @@ def _convergence(content: Mapping[str, Any], metric: MetricInfo) -> Table:
         for row in content["rows"]
     ]
     head = ["row", "final", "gained in the last third", f"rounds to {level}", f"bytes to {level}"]
-    note = f"{level} is the best {metric.title} that every row reaches; bytes are those of one client"
+    note = f"{level} is the best {metric.title} that every row reaches; bytes are those of one site"
     return Table(f"Convergence: {metric.in_unit} after training", head, cells, [note])
 
 
@@ -192,7 +192,7 @@ def _verdicts(rows: list[Row], reference: str, metric: MetricInfo) -> Table:
         [row["label"], _difference(row, metric), metric.verdict(row["differences"][metric.name]["verdict"])]
         for row in rows
     ]
-    title = f"Difference to {reference}{metric.points}, with its 95 % interval over clients and seeds"
+    title = f"Difference to {reference}{metric.points}, with its 95 % interval over sites and seeds"
     return Table(title, ["row", "difference", "verdict"], cells)
 
 
@@ -207,14 +207,14 @@ def _accuracy(content: Mapping[str, Any], metric: MetricInfo) -> list[Chart]:
             dict(zip(of_seed["round"], of_seed[metric.name], strict=True)) for of_seed in row["curves"]
         ]
         lines.append(mean_curve(row["label"], by_round, colour, metric.factor))
-    about = "Mean over clients and seeds. The bars are one standard deviation over seeds."
+    about = "Mean over sites and seeds. The bars are one standard deviation over seeds."
     curves = Lines("curves", f"{capital(metric.title)} by round", about, [], metric.label, lines, metric.unit)
     values = metric.factor * np.array([row["per_seed"][metric.name] for row in rows], np.float64)
     series = series_of(
         {f"seed {seed}": of_seed for seed, of_seed in zip(content["seeds"], values.T, strict=True)}
     )
     labels = [row["label"] for row in rows]
-    about = f"The mean over the clients of each seed, of {content['averaged']}."
+    about = f"The mean over the sites of each seed, of {content['averaged']}."
     dots = Dots("seeds", "Every seed", about, labels, metric.label, series, metric.unit, row_title="row")
     return [curves, dots, *_map(content, metric)]
 
@@ -229,7 +229,7 @@ def _differences(content: Mapping[str, Any], rows: list[Row], metric: MetricInfo
     means = values_of(metric.factor * np.array([gain["mean"] for gain in gains], np.float64))
     series = [Line("difference", means, low, high, [metric.verdict(gain["verdict"]) for gain in gains])]
     about = (
-        "An interval that contains zero: the difference is not distinguishable. 95 %, over clients and seeds."
+        "An interval that contains zero: the difference is not distinguishable. 95 %, over sites and seeds."
     )
     unit = " points" if metric.fraction else ""
     x_title, labels = f"difference to {content['reference']}{metric.points}", [row["label"] for row in rows]

@@ -26,10 +26,10 @@ from copfl.tables import NONE, Table, interval, number, plain, size
 UNIT = 1000  # benefits are shown in thousandths
 ROWS = 30  # of more clients than this, those whose benefit differs most from the mean client's
 ABOUT = (
-    "Benefit to the others: how much lower their loss is, in thousandths per round, with this client in one "
-    "of two random halves of the uploads than with the mean client. Its own judgement does not count. "
-    "Higher, lower: than the mean client, corrected for the number of clients. Rank: those that no interval "
-    "excludes; - where all others are not distinguishable. It is no measure of effort: a client that sends "
+    "Benefit to the others: how much lower their loss is, in thousandths per round, with this site in one "
+    "of two random halves of the uploads than with the mean site. Its own judgement does not count. "
+    "Higher, lower: than the mean site, corrected for the number of sites. Rank: those that no interval "
+    "excludes; - where all others are not distinguishable. It is no measure of effort: a site that sends "
     "nothing new may be above those whose updates disturb the others (docs/audit.md)."
 )
 ABOUT_ITSELF = (
@@ -121,10 +121,10 @@ def table(contributions: Contributions) -> Table:
     notes = [ABOUT]
     if clients > ROWS:
         chosen = sorted(np.argsort(np.nan_to_num(benefit.p_values, nan=2.0), kind="stable")[:ROWS].tolist())
-        notes.insert(0, f"The {ROWS} of {clients} clients whose benefit differs most clearly.")
+        notes.insert(0, f"The {ROWS} of {clients} sites whose benefit differs most clearly.")
     if contributions.rounds < (wanted := rounds_wanted(clients)):
         notes.append(
-            f"{contributions.rounds} rounds are few for {clients} clients: {wanted} or more give narrower intervals."
+            f"{contributions.rounds} rounds are few for {clients} sites: {wanted} or more give narrower intervals."
         )
     verdicts, ranks = benefit.verdicts, benefit.ranks
 
@@ -151,7 +151,7 @@ def table(contributions: Contributions) -> Table:
     if (gain := contributions.gain) is not None:
         columns["own gain"] = lambda n: contributions.metric.text(gain[n], sign="+")
     rows = [[cell(n) for cell in columns.values()] for n in chosen]
-    return Table("What each client contributes", list(columns), rows, notes)
+    return Table("What each site contributes", list(columns), rows, notes)
 
 
 def chart(contributions: Contributions) -> Dots:

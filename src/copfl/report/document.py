@@ -152,7 +152,7 @@ def text_of(chart: Chart) -> str:
         return ""
     rows = [
         f"{row.label}: {row.words}"
-        + (f", {row.gain:+.{chart.digits}f}{chart.unit}" if math.isfinite(row.gain) else "")
+        + (f", {row.gain:+z.{chart.digits}f}{chart.unit}" if math.isfinite(row.gain) else "")
         for row in chart.shown
     ]
     more = [f"{chart.folded} more rows are between them."] if chart.folded else []
@@ -164,7 +164,7 @@ def table_of(chart: Chart) -> Table:
     if isinstance(chart, GainChart):
         digits = chart.digits
         rows = [
-            [row.label, *(f"{v:+.{digits}f}" if math.isfinite(v) else "" for v in row[1:4]), row.words]
+            [row.label, *(f"{v:+z.{digits}f}" if math.isfinite(v) else "" for v in row[1:4]), row.words]
             for row in chart.shown
         ]
         notes = [f"{chart.folded} more are between them"] if chart.folded else []

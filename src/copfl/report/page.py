@@ -34,7 +34,7 @@ from copfl.sections import Section
 from copfl.stats import Numbers
 from copfl.tables import Table, capital, listed, number, size
 
-BENEFIT = "What is each client worth to the others?"
+BENEFIT = "What is each site worth to the others?"
 FILES = (
     "rounds.jsonl",
     "timing.jsonl",
@@ -44,7 +44,7 @@ FILES = (
     *(finding.file for finding in FINDINGS),
 )
 NAMED = 5  # clients that a sentence names
-OVER_CLIENTS = "95 % interval over clients"
+OVER_CLIENTS = "95 % interval over sites"
 TABLES = ("algorithm", "optimizer", "data", "partition", "model", "robust", "attack")
 
 
@@ -60,7 +60,7 @@ def _document_of(runs: Runs) -> Document:
     several, pairs = len(runs) > 1, paired(runs)
     notes = [f"{run.label}: {note}." if several else f"{note}." for run in runs for note in _notes(run)]
     if several and not pairs:
-        notes.insert(0, "The runs have different clients or samples, so there are no paired differences.")
+        notes.insert(0, "The runs have different sites or samples, so there are no paired differences.")
     return Document(
         title=_title(runs),
         subtitle="; ".join(_progress(run, several) for run in runs),
@@ -97,17 +97,17 @@ def sections(runs: Runs) -> list[Section]:
     accuracy = [*run_charts.accuracy(runs), *clients, *run_charts.differences(runs)]
     personal = [*run_charts.personal(runs), *each(run_charts.by_layer)]
     data = list(run_charts.data(runs))
-    audit = "Do the weights match the clients' contributions?"
+    audit = "Do the weights match the sites' contributions?"
     all_sections = [
-        Section("accuracy", title, "How accurate is each client's model?", accuracy),
-        Section("gain", "Gain", "Does it pay for each client?", each(run_charts.gain)),
+        Section("accuracy", title, "How accurate is each site's model?", accuracy),
+        Section("gain", "Gain", "Does it pay for each site?", each(run_charts.gain)),
         *found_sections(runs),
-        Section("similar", "Similarity", "Which clients are alike?", each(run_charts.similar)),
+        Section("similar", "Similarity", "Which sites are alike?", each(run_charts.similar)),
         Section("benefit", "Benefit", BENEFIT, each(run_charts.benefit), run_charts.contributed(runs)),
-        Section("contribution", "Weights", "Which clients have weight, and why?", each(run_charts.scores)),
+        Section("contribution", "Weights", "Which sites have weight, and why?", each(run_charts.scores)),
         Section("audit", "Audit", audit, each(run_charts.audit)),
         Section("personal", "Personal parameters", "Which parameters are personal?", personal),
-        Section("data", "Data", "Which data does each client have?", data, run_charts.per_class(runs)),
+        Section("data", "Data", "Which data does each site have?", data, run_charts.per_class(runs)),
         Section("cost", "Cost", "How many bytes and seconds does a round take?", run_charts.cost(runs)),
     ]
     all_sections = joined(all_sections)
@@ -195,7 +195,7 @@ def _progress(run: RunRecord, several: bool) -> str:
     planned = f" of {run.planned}" if len(run.records) < run.planned else ""
     rounds = f"{len(run.records)}{planned} rounds{', as no client improved any more' * run.stopped_early}"
     time = f", {span(sum(run.seconds))}" if run.seconds else ""
-    return f"{run.label}: " * several + f"{rounds}, {run.clients} clients{time}"
+    return f"{run.label}: " * several + f"{rounds}, {run.clients} sites{time}"
 
 
 def _mean(values: Numbers, metric: MetricInfo = ACCURACY) -> str:
@@ -213,21 +213,21 @@ def _tiles(runs: Runs) -> list[tuple[str, str, str]]:
             end, find = ("lowest", np.nanargmin) if metric.higher_is_better else ("highest", np.nanargmax)
             client, clients = int(find(values)), int((~np.isnan(values)).sum())
             worst = f"{run.client_titles[client]}, {metric.text(values[client])}{metric.unit}"
-            note = f"mean of {clients} clients; {end}: {worst}".replace(" %", "\N{NO-BREAK SPACE}%")
+            note = f"mean of {clients} sites; {end}: {worst}".replace(" %", "\N{NO-BREAK SPACE}%")
             tiles.append((run.label if len(runs) > 1 else metric.title, _mean(values, metric), note))
     if len(runs) == 1:
         (run,) = runs
         for name, of, note in (
             ("before training", "_before", "with the new global model"),
-            ("global model", "_global", "alone, as for a new client"),
+            ("global model", "_global", "alone, as for a new site"),
         ):
             if mean := _mean(run.final(run.primary.name + of), run.primary):
                 tiles.append((name, mean, note))
         if mean := _mean(run.final("personal_fraction")):
-            tiles.append(("personal parameters", mean, "of a client's parameters; the others are shared"))
+            tiles.append(("personal parameters", mean, "of a site's parameters; the others are shared"))
         if run.has("bytes_up"):
             total = sum(float(np.nansum(run.metric_or_nan(way))) for way in ("bytes_up", "bytes_down"))
-            tiles.append(("traffic", size(total), "up and down, all clients"))
+            tiles.append(("traffic", size(total), "up and down, all sites"))
     return tiles
 
 
@@ -255,10 +255,10 @@ def _facts_of(run: RunRecord) -> dict[str, str]:
         f"{metric.title} on validation samples": _mean(run.final(metric.name + VALIDATED), metric),
         f"{metric.title} before training": _mean(run.final(f"{metric.name}_before"), metric),
         f"{metric.title} of the global model": _mean(run.final(f"{metric.name}_global"), metric),
-        f"{metric.title} of honest clients": _honest(run),
+        f"{metric.title} of honest sites": _honest(run),
         "epsilon": _epsilon(run),
-        "to the server, per client and round": _traffic(run, "bytes_up"),
-        "to the client, per client and round": _traffic(run, "bytes_down"),
+        "to the server, per site and round": _traffic(run, "bytes_up"),
+        "to the site, per site and round": _traffic(run, "bytes_down"),
         "median seconds per round": f"{np.median(run.seconds):.3f}" if run.seconds else "",
         "updates left out": f"{left_out}, as they were not finite" if left_out else "none",
         **{kind: _described(run.tables.get(kind, {})) for kind in TABLES},
@@ -304,9 +304,9 @@ def _pairs(first: RunRecord, pairs: Sequence[Paired]) -> Table:
         counts = map(str, (better, len(gain) - better - worse, worse))
         rows.append([pair.label, metric.text(pair.mean, sign="+"), pair.bounds, pair.verdict, *counts])
     means = ("mean difference" + ", points" * metric.fraction, OVER_CLIENTS)
-    head = ["run", *means, "verdict", "clients better", "equal", "worse"]
-    note = "The interval is over the clients of these runs; it does not cover other seeds"
-    what = f"each client compared with the same client under {first.label}, {first.selection}"
+    head = ["run", *means, "verdict", "sites better", "equal", "worse"]
+    note = "The interval is over the sites of these runs; it does not cover other seeds"
+    what = f"each site compared with the same site under {first.label}, {first.selection}"
     return Table(f"Paired differences: {what}", head, rows, [note])
 
 
@@ -360,9 +360,9 @@ def _gain(run: RunRecord) -> list[str]:
     if gains is None:
         mean = _mean(run.final(metric.name), metric)
         if not mean:
-            return ["No client has been evaluated yet."]
+            return ["No site has been evaluated yet."]
         return [
-            f"Mean {metric.title} of the clients: {mean}. Whether they gain is not known: "
+            f"Mean {metric.title} of the sites: {mean}. Whether they gain is not known: "
             "the run did not train them alone as a baseline."
         ]
     known = np.flatnonzero(~np.isnan(gains.gain))
@@ -373,7 +373,7 @@ def _gain(run: RunRecord) -> list[str]:
         difference = f"{_points(over_constant)} ({over_constant.bounds})"
         verdict = f" No useful gain is shown: {constant}; the personal models compared with it: {difference}."
     return [
-        f"{round(gains.share * len(known))} of {len(known)} clients gain over training alone. Mean gain: "
+        f"{round(gains.share * len(known))} of {len(known)} sites gain over training alone. Mean gain: "
         f"{_points(pair)} ({OVER_CLIENTS}: {pair.bounds}).{verdict}"
     ]
 
@@ -393,10 +393,8 @@ def _most_and_least(run: RunRecord) -> list[str]:
     one = (
         f", where one more or less is {100 / fewest:.1f} points" if run.primary.name == ACCURACY.name else ""
     )
-    doubt = (
-        f"A single client's gain has no interval here and may be chance: it is measured on {samples}{one}."
-    )
-    return [" ".join([*texts, *([] if least else ["Every client gains."]), doubt])]
+    doubt = f"A single site's gain has no interval here and may be chance: it is measured on {samples}{one}."
+    return [" ".join([*texts, *([] if least else ["Every site gains."]), doubt])]
 
 
 def _of_sites(run: RunRecord) -> of_rivals.OfSites:
@@ -432,7 +430,7 @@ def _cost(run: RunRecord) -> str:
     if not run.has("bytes_up"):
         return rounds
     up, down = _traffic(run, "bytes_up"), _traffic(run, "bytes_down")
-    return f"{rounds}, {up} up and {down} down per client and round"
+    return f"{rounds}, {up} up and {down} down per site and round"
 
 
 def _compared(runs: Runs) -> list[str]:
@@ -441,7 +439,7 @@ def _compared(runs: Runs) -> list[str]:
     if not texts:
         return []
     title = runs[0].primary.title
-    about = f"Mean {title} compared with {runs[0].label}, client by client ({OVER_CLIENTS} in brackets):"
+    about = f"Mean {title} compared with {runs[0].label}, site by site ({OVER_CLIENTS} in brackets):"
     return [" ".join([about, *texts]), "One run of each says nothing about other seeds; copfl compare does."]
 
 

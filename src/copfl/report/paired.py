@@ -27,7 +27,7 @@ class Paired(NamedTuple):
         if unknown_reason([self.difference]):
             return NONE
         if len(self.difference) < 2:
-            return "no interval, as there is one client"
+            return "no interval, as there is one site"
         return " to ".join(self.metric.text(end, sign="+") for end in over_clients(self.difference))
 
     @property

@@ -18,13 +18,13 @@ from copfl.stats import Numbers, mean_of_known, ranked
 from copfl.tables import Table, capital
 
 SCORES = {
-    "weight": "The weight of each client in the round's mean",
-    "gradient_score": "1 minus the cosine of a client's update and the server's step without it; "
+    "weight": "The weight of each site in the round's mean",
+    "gradient_score": "1 minus the cosine of a site's update and the server's step without it; "
     "high: a new direction",
-    "prediction_score": "The loss on a client's data of the global model without it; "
+    "prediction_score": "The loss on a site's data of the global model without it; "
     "high: the others do not cover its data",
 }
-BAND = "{} from the lowest to the highest tenth of the clients."
+BAND = "{} from the lowest to the highest tenth of the sites."
 CONTRIBUTIONS = {  # in audit.json, see copfl.audit
     "leave_one_out_others": "leave-one-out: others",
     "leave_one_out_global": "leave-one-out: global",
@@ -36,7 +36,7 @@ CONTRIBUTIONS = {  # in audit.json, see copfl.audit
 MODELS = {  # by the suffix of the metric
     "": ("after training", "after local training"),
     "_before": ("before training", "with the new global model, before local training"),
-    "_global": ("global model", "with the global model alone, as a new client would have it"),
+    "_global": ("global model", "with the global model alone, as a new site would have it"),
 }
 
 # One colour and symbol for each model, in every chart.
@@ -58,11 +58,11 @@ def clients(run: RunRecord, runs: Runs) -> Iterator[Chart]:
         return
     series = [_model(of, MODELS[of][0], metric, run.final(metric.name + of)) for of in names]
     meanings = ", ".join(MODELS[of][1] for of in names[::-1])
-    about = f"Each client at its {run.selection}: {meanings}."
+    about = f"Each site at its {run.selection}: {meanings}."
     if run is not local and local.clients == run.clients and local.has(metric.name):
         series.append(_model("alone", "local training only", metric, local.final(metric.name)))
-        about += " Local training only: the same client in the run of the algorithm local."
-    title = f"{capital(metric.title)} per client"
+        about += " Local training only: the same site in the run of the algorithm local."
+    title = f"{capital(metric.title)} per site"
     yield Dots("clients", title, about, run.client_titles, metric.label, series, metric.unit)
 
 
@@ -83,12 +83,12 @@ def gain(run: RunRecord) -> Iterator[Chart]:
         if not np.isnan(values[order]).all()
     ]
     about = (
-        f"Worst tenth of the clients: {metric.text(gains.worst)}{metric.unit}; standard deviation: "
+        f"Worst tenth of the sites: {metric.text(gains.worst)}{metric.unit}; standard deviation: "
         f"{metric.text(gains.spread)}. Alone: local training on the same batches, with the same optimizer. "
-        "Clients are ordered by their gain. A single client's gain may be chance, as its test samples are few."
+        "Sites are ordered by their gain. A single site's gain may be chance, as its test samples are few."
     )
     rows = [run.client_titles[n] for n in order]
-    yield Dots("gain", "What each client gains", about, rows, metric.label, series, metric.unit)
+    yield Dots("gain", "What each site gains", about, rows, metric.label, series, metric.unit)
 
 
 def similar(run: RunRecord) -> Iterator[Chart]:
@@ -112,21 +112,21 @@ def similar(run: RunRecord) -> Iterator[Chart]:
     # None: an older run with another primary metric, whose matrix is of accuracy or loss.
     if metric is not None:
         about = (
-            f"The {metric.title} of the personal model of a row's client on the test samples of a column's "
-            "client. Clients whose models do well on each other's samples are next to each other."
+            f"The {metric.title} of the personal model of a row's site on the test samples of a column's "
+            "site. Sites whose models do well on each other's samples are next to each other."
         )
         of = ("model of", "samples of")
-        yield heat("cross", "Every model on every client", about, table, of, metric)
+        yield heat("cross", "Every model on every site", about, table, of, metric)
     if run.masks is not None and len(run.masks.overlap) > max(clients):
-        about = "The parameters that are personal for both clients, of those that are personal for either."
+        about = "The parameters that are personal for both sites, of those that are personal for either."
         table = run.masks.overlap[np.ix_(clients, clients)]
-        yield heat("mask-overlap", "Similarity of the masks", about, table, ("client", "client"))
+        yield heat("mask-overlap", "Similarity of the masks", about, table, ("site", "site"))
     if run.label_counts is not None and run.label_counts.shape[1]:
         counts = run.label_counts[clients].astype(np.float64)
         fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
         table = np.minimum(fractions[:, None], fractions[None]).sum(2)
-        about = "The common part of the two clients' distributions of labels, over their training samples."
-        yield heat("label-overlap", "Similarity of the labels", about, table, ("client", "client"))
+        about = "The common part of the two sites' distributions of labels, over their training samples."
+        yield heat("label-overlap", "Similarity of the labels", about, table, ("site", "site"))
 
 
 def scores(run: RunRecord) -> Iterator[Chart]:
@@ -143,7 +143,7 @@ def scores(run: RunRecord) -> Iterator[Chart]:
         yield Heat(
             name=metric,
             title=f"{what.capitalize()} by round",
-            about=f"{meaning}. A stroke where a client did not take part.",
+            about=f"{meaning}. A stroke where a site did not take part.",
             rows=run.client_titles,
             columns=[str(number) for number in run.rounds],
             values=[values_of(row) for row in values.T],
@@ -187,12 +187,12 @@ def audit(run: RunRecord) -> Iterator[Chart]:
     about = (
         "Rank 1 is the highest weight or contribution. Where the dots of a row are far apart, the weight "
         f"does not reflect the contribution. Leave-one-out: the {metric.title} that the others, or the "
-        "global model, gain from the client. Shapley: its Shapley value, summed over the rounds."
+        "global model, gain from the site. Shapley: its Shapley value, summed over the rounds."
     )
     yield Dots("audit-ranks", "Rank by weight and by contribution", about, rows, "rank", ranks)
     series = series_of(values, metric.factor, first=1)
     about = f"In {metric.gains}. {' '.join(run.audit['remarks'])}"
-    title, unit = "Contribution of each client", " points" if metric.fraction else ""
+    title, unit = "Contribution of each site", " points" if metric.fraction else ""
     yield Dots("audit-values", title, about, rows, f"gain{metric.points}", series, unit, zero=True)
 
 
@@ -205,21 +205,21 @@ def by_layer(run: RunRecord) -> Iterator[Chart]:
     yield Heat(
         name="where",
         title="Personal parameters by layer",
-        about=f"After round {masks.round}: the personal fraction of each layer, per client; layers are in "
+        about=f"After round {masks.round}: the personal fraction of each layer, per site; layers are in "
         "the order of the model, with their numbers of parameters.",
         rows=rows,
-        columns=[name.removeprefix("client ") for name in run.client_titles],
+        columns=[name.removeprefix("site ") for name in run.client_titles],
         values=[percent(row) for row in masks.fraction.T],
         what="personal parameters",
-        x_title="client",
+        x_title="site",
         unit=" %",
         row_title="layer",
     )
     series = [
-        Line("personal parameters, mean over clients", percent(masks.fraction.mean(0)), symbol=0),
-        Line("shared by all clients", percent(masks.shared_by_all), colour=SHARED_STYLE, symbol=SHARED_STYLE),
+        Line("personal parameters, mean over sites", percent(masks.fraction.mean(0)), symbol=0),
+        Line("shared by all sites", percent(masks.shared_by_all), colour=SHARED_STYLE, symbol=SHARED_STYLE),
     ]
-    about = f"After round {masks.round}. The rest is personal to some clients and shared by others."
+    about = f"After round {masks.round}. The rest is personal to some sites and shared by others."
     title = "Shared parameters by layer"
     yield Dots("layers", title, about, rows, "parameters, %", series, " %", row_title="layer")
 
@@ -243,14 +243,14 @@ def accuracy(runs: Runs) -> list[Chart]:
     if len(runs) == 1:
         names = [of for of in MODELS if runs[0].has(metric.name + of)]
         meanings = "; ".join(": ".join(MODELS[of]) for of in names[1:])
-        about = f"Mean over clients, each tested on its own samples. {meanings.capitalize()}."
+        about = f"Mean over sites, each tested on its own samples. {meanings.capitalize()}."
         chart = Lines("accuracy", f"{word} by round", about, [], metric.label, [], metric.unit)
         # All models are named, so that each has its colour where another was not evaluated.
         return _curves(runs, chart, {metric.name + of: MODELS[of][0] for of in MODELS})
     charts = []
     for of, (short, long) in MODELS.items():
         title = f"{word} {'of the ' * (of == '_global')}{short} by round"
-        about = f"Mean over clients {long}, each tested on its own samples."
+        about = f"Mean over sites {long}, each tested on its own samples."
         chart = Lines(f"accuracy{of}", title, about, [], metric.label, [], metric.unit)
         charts += _curves(runs, chart, {metric.name + of: ""})
     return charts
@@ -267,23 +267,23 @@ def differences(runs: Runs) -> Iterator[Chart]:
         series.append(Line(pair.label, values_of(difference), colour=colour, symbol=colour))
     if series:
         first, unit = runs[0].label, " points" if metric.fraction else ""
-        about = f"{capital(metric.title)} minus that of the same client under {first}, {runs[0].selection}."
+        about = f"{capital(metric.title)} minus that of the same site under {first}, {runs[0].selection}."
         x_title = f"difference to {first}{',' * metric.fraction}{unit}"
         yield Dots("differences", "Paired differences", about, rows, x_title, series, unit, zero=True)
 
 
 def personal(runs: Runs) -> list[Chart]:
     """How the masks grow, and what is shared."""
-    about = "The fraction of a client's parameters that is personal, mean over clients."
+    about = "The fraction of a site's parameters that is personal, mean over sites."
     growth = Lines("masks", "Growth of the masks", about, [], "personal parameters, %", [], " %")
     of = {"personal_fraction": "of all parameters", "personal_fraction_of_moving": "of those that change"}
     about = (
-        "Of a client's parameters, those that it shares, mean over clients; of the server's, those that "
-        "this round averaged, and those that are personal to no client."
+        "Of a site's parameters, those that it shares, mean over sites; of the server's, those that "
+        "this round averaged, and those that are personal to no site."
     )
     shared = Lines("shared", "Shared parameters", about, [], "parameters, %", [], " %")
     whose = {
-        "shared": "a client's parameters",
+        "shared": "a site's parameters",
         "averaged": "averaged this round",
         "shared_by_all": "shared by all",
     }
@@ -291,11 +291,11 @@ def personal(runs: Runs) -> list[Chart]:
 
 
 def cost(runs: Runs) -> list[Chart]:
-    about = "The traffic of one client in a round, mean over clients; 1 kB is 1000 bytes."
-    traffic = Lines("bytes", "Bytes by round", about, [], "kB per client", [], " kB")
-    about = "The wall-clock time of each round, all clients included; the first round contains the warm-up."
+    about = "The traffic of one site in a round, mean over sites; 1 kB is 1000 bytes."
+    traffic = Lines("bytes", "Bytes by round", about, [], "kB per site", [], " kB")
+    about = "The wall-clock time of each round, all sites included; the first round contains the warm-up."
     seconds = Lines("seconds", "Seconds by round", about, [], "seconds", [], " s", 3)
-    ways = {"bytes_up": "to the server", "bytes_down": "to the client"}
+    ways = {"bytes_up": "to the server", "bytes_down": "to the site"}
     return [*_curves(runs, traffic, ways), *_curves(runs, seconds, {"seconds": "seconds"})]
 
 
@@ -359,8 +359,8 @@ def data(runs: Runs) -> Iterator[Chart]:
         yield Heat(
             name="data" if common else f"data-{number}",
             title="Training samples by class" + ("" if common else f": {', '.join(alike)}"),
-            about="The number of training samples of each class per client; a stroke where there are none. A "
-            f"client has {train} training and {test} test samples.",
+            about="The number of training samples of each class per site; a stroke where there are none. A "
+            f"site has {train} training and {test} test samples.",
             rows=run.client_titles,
             columns=[str(name) for name in run.environment["classes"]],
             values=[[float(count) if count else None for count in row] for row in run.label_counts.tolist()],
@@ -389,10 +389,8 @@ def per_class(runs: Runs) -> list[Table]:
             rows.append([str(name), has_it, samples, *accuracies])
         several = len(runs) > 1
         means = [f"accuracy{f', {other.label}' if several else ''}" for other in tested]
-        note = (
-            "Accuracy of the personal models, each on all test samples of its own client; at most 40 clients."
-        )
+        note = "Accuracy of the personal models, each on all test samples of its own site; at most 40 sites."
         title = "Classes" + (f": {', '.join(o.label for o in alike)}" if len(alike) < len(runs) else "")
-        head = ["class", "clients that have it", "training samples", *means]
+        head = ["class", "sites that have it", "training samples", *means]
         tables.append(Table(title, head, rows, [note] if tested else []))
     return tables

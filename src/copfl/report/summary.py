@@ -1,10 +1,11 @@
-"""The table at the end of a run: a row per client, and the means.
+"""The end of a run in the terminal: the answer, a row per site, and what decides; the rest on demand.
 
 `copfl run` prints it, and `--json` writes the same as JSON.
 """
 
 from __future__ import annotations
 
+import math
 import shutil
 import textwrap
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from copfl.charts import MOST_ROWS
 from copfl.core.evaluation import VALIDATED
 from copfl.data.clients.groups import names_of_clients
 from copfl.errors import how_to_set, with_code
@@ -19,8 +21,9 @@ from copfl.experiment.analysis import against_rivals as of_rivals
 from copfl.experiment.analysis.against_rivals import against
 from copfl.experiment.analysis.convergence import got_worse, still_rises
 from copfl.experiment.analysis.gains import Gains, constant_text
-from copfl.experiment.answer import answer_of
+from copfl.experiment.answer import Answer, answer_of, best_alone, cells, cells_of
 from copfl.experiment.coefficients import table as coefficients_table
+from copfl.experiment.final import in_words
 from copfl.experiment.folder import BASELINE
 from copfl.experiment.progress import span
 from copfl.report import contributions
@@ -37,7 +40,7 @@ EVALUATED = ("_global", "_before", "")  # before: the personal model before trai
 GAIN = ("alone", "gain")
 RIVALS = ("constant", "rival", "verdict")
 COLUMNS = (
-    "client",
+    "site",
     "classes",
     "train",
     "test",
@@ -51,6 +54,11 @@ COLUMNS = (
 )
 # Left out in a narrow terminal, in this order.
 OPTIONAL = ("test", "classes", "train", "global", "weight", "alone", "verdict", "constant")
+SITE_COLUMNS = ("site", "train", "test", "alone", "together", "gain", "95 % interval", "verdict")
+SITE_OPTIONAL = ("train", "test", "95 % interval", "alone", "verdict", "gain")
+MODELS_MEAN = "global: the global model; personal: the site's model after local training."
+PLAIN_MARKS = {"▲": "+", "▼": "-", "…": "..."}  # where an encoding has no such signs
+STYLES = {"▲ better together": "green", "▼ better alone": "red"}
 ROWS = 30  # of more clients than this, only the worst are shown
 
 
@@ -89,94 +97,182 @@ def as_json(result: Result) -> dict[str, Any]:
     return dict(plain({**content, "clients": last}))
 
 
-def show(result: Result, out: IO[str], seconds: float | None = None) -> None:
-    """Writes the table, as wide as the terminal or 100 characters.
+def show(result: Result, out: IO[str], seconds: float | None = None, *, verbose: bool = False) -> None:
+    """Writes the answer, the sites and what decides, as wide as the terminal or 100 characters.
 
     Args:
         result: Of the run.
         out: The terminal or file.
         seconds: What the whole command took, with preparation, training alone and saving.
+        verbose: Whether all else that was found out follows.
     """
-    experiment = result.experiment
     width = shutil.get_terminal_size((100, 24)).columns if out.isatty() else 100
-    if result.verdict is not None:
-        answer = answer_of(result)
-        assert answer is not None
-        for line in (answer.headline, *answer.said):
-            print(textwrap.fill(line, width), file=out)
-        print(file=out)
-    models = "global: the global model; personal: the client's model after local training."
-    notes, gains = [models], result.gains
+    answer = answer_of(result)
+    parts: list[str] = []
+    if answer is not None:
+        parts = [answer.headline, as_text(_sites(result, answer, width), width)]
+        parts += ["\n".join(textwrap.fill(line, width) for line in answer.said)] if answer.said else []
+    else:
+        parts = [as_text(_table(result, width)._replace(notes=[] if verbose else [MODELS_MEAN]), width)]
+    if decides := _decides(result):
+        parts.append("\n".join(textwrap.fill(line, width) for line in decides))
+    if verbose:
+        parts += ["Details", *_details(result, answer is not None, width)]
+    if text := advice(result):
+        parts.append(textwrap.fill(text, width, break_on_hyphens=False))
+    early = f" of {result.experiment.settings.rounds}" if result.stopped_early else ""
+    whole = "" if seconds is None else f", {span(seconds)} in all"
+    last = [f"{len(result.records)}{early} rounds in {span(sum(result.seconds))}{whole}."]
+    last += [] if result.folder is None else [f"Folder: {result.folder}"]
+    parts.append((" " if len(" ".join(last)) <= width else "\n").join(last))
+    _print("\n\n".join(parts), out, "" if answer is None else answer.headline)
+
+
+def _print(text: str, out: IO[str], headline: str) -> None:
+    """With colours on a terminal; marks stand beside the words everywhere."""
+    try:
+        text.encode(getattr(out, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        for mark, plain_mark in PLAIN_MARKS.items():
+            text = text.replace(mark, plain_mark)
+    if not out.isatty():
+        print(text, file=out)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    shown = Text(text)
+    if headline:
+        shown.stylize("bold", 0, len(headline))
+    for words, style in STYLES.items():
+        shown.highlight_words([words], style)
+    Console(file=out, soft_wrap=True).print(shown, soft_wrap=True)
+
+
+def _sites(result: Result, answer: Answer, width: int) -> Table:
+    """A row per site: what it has alone, what it has together, and its gain with interval and verdict."""
+    metric, alone = result.primary, best_alone(result)
+    together, digits, names = result.of_honest, answer.chart.digits, _marked(result)
+    sizes = [list(map(len, rows)) for rows in (result.partition.train, result.partition.test)]
+
+    def values(sites: Any) -> list[str]:
+        both = (np.full(len(together), np.nan) if alone is None else alone.values, together)
+        return [metric.text(float(mean_of_known(of[sites]))) for of in both]
+
+    rows = [
+        [names[n], *(str(of[n]) for of in sizes), *values([n]), *cells_of(answer, n)] for n in answer.rows
+    ]
+    if answer.chart.folded:
+        place = {n: at for at, n in enumerate(answer.rows)}
+        best = sorted(answer.rows, key=lambda n: (math.isnan(answer.rows[n].gain), -answer.rows[n].gain))
+        shown = [rows[place[n]] for n in (*best[: MOST_ROWS // 2], *best[-(MOST_ROWS // 2) :])]
+        between = [f"... {answer.chart.folded} more", *[""] * (len(SITE_COLUMNS) - 1)]
+        rows = [*shown[: MOST_ROWS // 2], between, *shown[MOST_ROWS // 2 :]]
+    if (mean := answer.chart.mean) is not None:
+        rows += [RULE, ["mean", "", "", *values(list(answer.rows)), *cells(mean, digits)]]
+    columns = list(SITE_COLUMNS)
+    for name in (*(["alone"] if alone is None else []), *SITE_OPTIONAL):
+        longest = [
+            max(len(head), *(len(row[n]) for row in rows if row)) + 2 for n, head in enumerate(columns)
+        ]
+        if sum(longest) - 2 <= width and not (name == "alone" and alone is None):
+            break
+        if name in columns:
+            at = columns.index(name)
+            columns.pop(at)
+            rows = [[*row[:at], *row[at + 1 :]] if row else row for row in rows]
+    what = "" if alone is None else f"alone: {alone.title}; "
+    title = f"{result.experiment.title}: {metric.in_unit} on each site's own test rows"
+    notes = [f"{what}together: the site's model after training together.", f"gain: {answer.chart.x_title}."]
+    return Table(title, columns, rows, notes)
+
+
+def _decides(result: Result) -> list[str]:
+    """What a person must know beside the answer: rounds that are too few or too many, and privacy that is spent."""
+    e, said = (
+        result.experiment,
+        [text] if (text := in_words(result.final_evaluation, _marked(result))) else [],
+    )
+    if text := still_rises(*_honest_curves(result), result.primary):
+        said.append(f"{capital(text)}.")
+    if e.settings.select == "last" and (text := got_worse(*_honest_curves(result), result.primary)):
+        is_open = e.settings.find_rounds != "done"
+        finds = f": {how_to_set('run.find_rounds', 'first')} finds their number" if is_open else ""
+        said.append(f"{capital(text)}{finds}.")
+    if epsilons := _epsilons(result):
+        delta = e.run.privacy.options.get("delta")
+        said.append(
+            f"Privacy spent at delta {delta:g}: epsilon {epsilons['epsilon']:.1f} towards those who see the "
+            f"global models, {epsilons['epsilon_server']:.1f} towards a server that sees each upload."
+        )
+    return said
+
+
+def _details(result: Result, has_answer: bool, width: int) -> list[str]:
+    """Everything else, in paragraphs and tables."""
+    experiment, gains = result.experiment, result.gains
+    notes = [MODELS_MEAN]
     if gains is not None:
         worst, spread = (result.primary.text(value) for value in (gains.worst, gains.spread))
         order = "personal minus alone" if result.primary.higher_is_better else "alone minus personal"
         notes = [
-            f"alone: local training on the same batches; {models} gain: {order}. "
-            f"Worst tenth {worst}{result.primary.unit}, standard deviation over clients {spread}."
+            f"alone: local training on the same batches; {MODELS_MEAN} gain: {order}. "
+            f"Worst tenth {worst}{result.primary.unit}, standard deviation over sites {spread}."
         ]
     if result.rivals is not None:
         chosen = result.rivals.chosen
-        which = "" if chosen == CONSTANT else f"{chosen}: {TITLES[chosen]} that each client trains alone; "
+        which = "" if chosen == CONSTANT else f"{chosen}: {TITLES[chosen]} that each site trains alone; "
         notes.append(
             f"constant: the most frequent class, the mean, or the same risk for all; {which}verdict: personal against "
-            f"{chosen}, by the interval over the client's test rows."
+            f"{chosen}, by the interval over the site's test rows."
         )
     if experiment.clients > ROWS:
         of_all = f"of {experiment.clients}; all are in rounds.jsonl."
         worst = "lowest" if result.primary.higher_is_better else "highest"
-        notes.insert(0, f"The {ROWS} clients with the {worst} {result.primary.title} {of_all}")
+        notes.insert(0, f"The {ROWS} sites with the {worst} {result.primary.title} {of_all}")
     notes += [_selection(result), _found_rounds(result), *_others(result)]
     for finding, found in result.found():
         notes += finding.sentences(found, result)
-    if text := still_rises(*_honest_curves(result), result.primary):
-        notes.append(f"{capital(text)}.")
-    if experiment.settings.select == "last" and (text := got_worse(*_honest_curves(result), result.primary)):
-        is_open = experiment.settings.find_rounds != "done"
-        finds = f": {how_to_set('run.find_rounds', 'first')} finds their number" if is_open else ""
-        notes.append(f"{capital(text)}{finds}.")
-    if epsilons := _epsilons(result):
-        delta = experiment.run.privacy.options.get("delta")
-        notes.append(
-            f"Privacy spent at delta {delta:g}: epsilon {epsilons['epsilon']:.1f} towards those who see the "
-            f"global models, {epsilons['epsilon_server']:.1f} towards a server that sees each upload."
-        )
     notes.append(f"Model: {experiment.model_text}.")
-    notes.append(f"Clients: {experiment.partition_text}.")
+    notes.append(f"Sites: {experiment.partition_text}.")
     remarks = (experiment.federation.dataset.note, *experiment.federation.partition.notes)
     notes += [f"Data: {note}." for note in remarks if note]
-    print(as_text(_table(result, width)._replace(notes=notes), width), file=out)
-    for table in (table for finding, found in result.found() for table in finding.tables(found, result)):
-        print(f"\n{as_text(table, width)}", file=out)
+    lines = [line for note in notes for line in textwrap.wrap(note, width)]
+    table = [as_text(_table(result, width), width)] if has_answer else []
+    parts = ["\n".join([*table, *lines])]
+    parts += [
+        as_text(table, width) for finding, found in result.found() for table in finding.tables(found, result)
+    ]
     if (coefficients := result.coefficients) is not None:
-        print(f"\n{as_text(coefficients_table(coefficients), width)}\n", file=out)
+        parts.append(as_text(coefficients_table(coefficients), width))
     if (contributed := _contributions(result)) is not None:
-        print(f"\n{as_text(contributions.table(contributed), width)}", file=out)
-    has_verdict = result.verdict is not None  # which has more evidence than the test rows alone
-    of_honest = None if has_verdict else honest_gains(result)
-    if of_honest is not None and (comparison := conclusion(of_honest)):
-        print(f"\n{textwrap.fill(comparison, width)}\n", file=out)
-    if not has_verdict and (comparison := _against_rivals(result)):
-        print(f"{textwrap.fill(comparison, width)}\n", file=out)
-    for line in () if has_verdict else _by_site(result):
-        indent = "  " if line.startswith("- ") else ""
-        print(textwrap.fill(line, width, subsequent_indent=indent), file=out)
-    if comparison := advice(result):
-        print(f"{textwrap.fill(comparison, width, break_on_hyphens=False)}\n", file=out)
-    early = f" of {experiment.settings.rounds}" if result.stopped_early else ""
-    whole = "" if seconds is None else f", {span(seconds)} in all"
-    last = [f"{len(result.records)}{early} rounds in {span(sum(result.seconds))}{whole}."]
-    last += [] if result.folder is None else [f"Folder: {result.folder}"]
-    print((" " if len(" ".join(last)) <= width else "\n").join(last), file=out)
+        parts.append(as_text(contributions.table(contributed), width))
+    if result.verdict is not None:  # which has more evidence than the test rows alone
+        return parts
+    of_honest = honest_gains(result)
+    said = [conclusion(of_honest) if of_honest is not None else "", _against_rivals(result)]
+    parts += [textwrap.fill(text, width) for text in said if text]
+    by_site = [
+        textwrap.fill(line, width, subsequent_indent="  " if line.startswith("- ") else "")
+        for line in _by_site(result)
+    ]
+    return [*parts, "\n".join(by_site)] if by_site else parts
+
+
+def _marked(result: Result) -> list[str]:
+    """The names of the sites; who attacked and who is new is said."""
+    new = set(result.experiment.settings.split_clients[1].tolist())
+    return [
+        f"{name}{' malicious' * bool(bad)}{' new' * (n in new)}"
+        for n, (name, bad) in enumerate(zip(result.short_names, result.malicious, strict=True))
+    ]
 
 
 def _table(result: Result, width: int) -> Table:
     experiment, gains, metric, rivals = result.experiment, result.gains, result.primary, result.rivals
     last, malicious = _final(result), result.malicious
     data, partition = experiment.federation.dataset, experiment.federation.partition
-    names = result.short_names
-    names = [f"{name} malicious" if bad else name for name, bad in zip(names, malicious, strict=True)]
-    new = set(experiment.settings.split_clients[1].tolist())
-    names = [f"{name} new" if n in new else name for n, name in enumerate(names)]
+    names = _marked(result)
     left_out = (() if gains is not None else GAIN) + (() if rivals is not None else RIVALS)
     left_out += ("rival",) if rivals is not None and rivals.chosen == CONSTANT else ()
     columns, room = _columns(width, max(7, *map(len, names)), left_out)
@@ -201,7 +297,7 @@ def _table(result: Result, width: int) -> Table:
     rows: list[dict[str, str]] = []
     for n in sorted(map(int, lowest)):
         cells = {
-            "client": names[n],
+            "site": names[n],
             "classes": _listed([data.classes[c] for c in np.flatnonzero(counts[n])], room),
             "train": str(len(partition.train[n])),
             "test": str(len(partition.test[n])),
@@ -209,11 +305,11 @@ def _table(result: Result, width: int) -> Table:
             "weight": number(last["weight"][n], ".3f"),
         }
         rows.append(cells | accuracies([n]))
-    below = [{"client": "mean", **accuracies(slice(None))}]
+    below = [{"site": "mean", **accuracies(slice(None))}]
     if malicious.any():
-        below.append({"client": "honest", **accuracies(~malicious)})
+        below.append({"site": "honest", **accuracies(~malicious)})
     grid = [[row.get(name, "") for name in columns] for row in (*rows, *below)]
-    title = f"{experiment.title}: {metric.in_unit} on each client's own test samples"
+    title = f"{experiment.title}: {metric.in_unit} on each site's own test samples"
     if rivals is not None:
         columns = [rivals.chosen if name == "rival" else name for name in columns]
     return Table(title, columns, [*grid[: len(rows)], RULE, *grid[len(rows) :]])
@@ -237,16 +333,16 @@ def conclusion(gains: Gains) -> str:
     known = int((~np.isnan(gains.gain)).sum())
     if not known:
         return ""
-    brackets = "In brackets: 95 % intervals over the clients of this run."
+    brackets = "In brackets: 95 % intervals over the sites of this run."
     if known < 2:
-        brackets = "That is one client, so there is no interval over clients."
+        brackets = "That is one site, so there is no interval over sites."
     first = "The personal models are"
     if constant := constant_text(gains):
         over_constant = against(gains.metric, "it", gains.over_constant)
         first = f"No useful gain is shown: {constant}, and the personal models are {over_constant}. They are"
     return (
         f"{first} {' and '.join(filter(None, comparisons))}; {round(gains.share * known)} of "
-        f"{known} client{'s' * (known > 1)} gain{'s' * (known < 2)} over training alone. {brackets}"
+        f"{known} site{'s' * (known > 1)} gain{'s' * (known < 2)} over training alone. {brackets}"
     )
 
 
@@ -259,13 +355,13 @@ def _against_rivals(result: Result) -> str:
 
 
 def _by_site(result: Result) -> list[str]:
-    """Each client's verdict against what it has alone, and an empty line; [] where nothing is known."""
+    """Each client's verdict against what it has alone; [] where nothing is known."""
     if result.rivals is None:
         return []
     federation = result.experiment.federation
     tested = [len(rows) for rows in federation.partition.test]
     lead, lines = of_rivals.of_sites(result.rivals, result.of_honest, result.short_names, tested)
-    return [lead, *(f"- {line}" for line in lines), ""] if lead else []
+    return [lead, *(f"- {line}" for line in lines)] if lead else []
 
 
 def advice(result: Result) -> str:
@@ -310,12 +406,12 @@ def _selection(result: Result) -> str:
         else "none"
     )
     unknown = int(np.isnan(result.final(f"{metric.name}{VALIDATED}")[trained]).sum())
-    others = f"; {unknown} clients without such a value have their last evaluation" if unknown else ""
+    others = f"; {unknown} sites without such a value have their last evaluation" if unknown else ""
     stopped = ""
     if result.stopped_early:
-        stopped = f" The run ended as no client improved in {e.settings.patience} evaluations."
+        stopped = f" The run ended as no site improved in {e.settings.patience} evaluations."
     return (
-        f"Values are those of each client's best round on its validation samples: rounds {rounds} of "
+        f"Values are those of each site's best round on its validation samples: rounds {rounds} of "
         f"{len(result.records)}; {validated}{others}.{stopped}"
     )
 
@@ -328,7 +424,7 @@ def _found_rounds(result: Result) -> str:
     alone = f"; training alone has {settings.rounds_alone}, found alike" if result.gains is not None else ""
     return (
         f"The run has {settings.rounds} rounds, as many as had the lowest loss in a first training with "
-        f"{SELECTION:g} of each client's training samples held out{alone}."
+        f"{SELECTION:g} of each site's training samples held out{alone}."
     )
 
 
@@ -340,14 +436,14 @@ def _others(result: Result) -> list[str]:
     value, loss = (result.final(name) for name in (metric.name, "test_loss"))
     if missing := int((np.isnan(value) & ~np.isnan(loss)).sum()):
         notes.append(
-            f"The test samples of {missing} clients do not define the {metric.title}; means omit them."
+            f"The test samples of {missing} sites do not define the {metric.title}; means omit them."
         )
     return notes
 
 
 def _columns(width: int, client: int, left_out: Sequence[str]) -> tuple[list[str], int]:
     """The columns that fit into this width, and the room for the names of classes; numbers are never cut."""
-    widest = {"client": client, "rival": 7, "verdict": len(of_rivals.NO_USE)}
+    widest = {"site": client, "rival": 7, "verdict": len(of_rivals.NO_USE)}
     sizes = {name: max(len(name), 5, widest.get(name, 0)) + 2 for name in COLUMNS}
     names = [name for name in COLUMNS if name not in left_out]
     for name in (name for name in OPTIONAL if name not in left_out):

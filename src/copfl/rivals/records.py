@@ -88,7 +88,7 @@ class Rivals:
             f"{TITLES[n]} {mean}{self.metric.unit}{' (chosen)' * (n == self.chosen)}"
             for n, mean in means.items()
         )
-        return f"{self.models} at each client alone, {self.metric.title}: {', '.join(said)}"
+        return f"{self.models} at each site alone, {self.metric.title}: {', '.join(said)}"
 
     @property
     def metric(self) -> MetricInfo:

@@ -234,7 +234,7 @@ def lowest(
     return result
 
 
-class _Gains(NamedTuple):
+class SiteGains(NamedTuple):
     """[draws, sites], as of the exceptions of a first run; nan: not known."""
 
     mean: Numbers
@@ -242,7 +242,7 @@ class _Gains(NamedTuple):
     rows: Numbers
 
 
-def _gains(found: Moments, ours: Ints, theirs: Ints) -> _Gains:
+def _gains(found: Moments, ours: Ints, theirs: Ints) -> SiteGains:
     """What each site gains from our candidate over theirs, one of each draw, as a fraction of the two losses."""
     draw = np.arange(len(ours))
     first, second = found.means[draw, ours], found.means[draw, theirs]
@@ -262,10 +262,21 @@ def _gains(found: Moments, ours: Ints, theirs: Ints) -> _Gains:
         of_rows = np.maximum(pooled, squares / np.maximum(freedom, 1))
         is_known = freedom.any(1, keepdims=True)
         variance = np.where(known & is_known, np.maximum(of_rows, LEAST) / rows, np.nan)
-    return _Gains(np.where(is_known, mean, np.nan), variance, rows)
+    return SiteGains(np.where(is_known, mean, np.nan), variance, rows)
 
 
-def _are_better(gains: _Gains) -> NDArray[np.bool_]:
+def site_gains(ours: Sequence[Array], theirs: Sequence[Array]) -> SiteGains:
+    """What each site gains from our losses over theirs, of all rows that both know: [sites].
+
+    Args:
+        ours: [rows] of each site, nan: not held out.
+        theirs: Of the same rows.
+    """
+    found = all_rows(("theirs", "ours"), sites_of({"theirs": theirs, "ours": ours}))
+    return SiteGains(*(values[0] for values in _gains(found, np.array([1]), np.array([0]))))
+
+
+def _are_better(gains: SiteGains) -> NDArray[np.bool_]:
     """[draws, sites]: where the posterior of a site's own gain, N(μ, τ²) over the sites, is above zero by ERRORS."""
     known = ~np.isnan(gains.mean)
     mean, variance = np.where(known, gains.mean, 0), np.where(known, gains.variance, 1)

@@ -189,7 +189,7 @@ def chart(
         title=headline(verdict, sites, check),
         about=about,
         rows=rows,
-        x_title=f"{loss} of the best model alone minus {loss} together (95 % interval)",
+        x_title=f"{loss} of the best model alone minus {loss} together, on rows held out (95 % interval)",
         mean=mean if len(verdict.sites) > 1 else None,
         folded=left_out,
         digits=min(8, max(0, 1 - math.floor(math.log10(reach)))) if reach else 1,

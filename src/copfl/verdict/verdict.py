@@ -43,7 +43,7 @@ LEAST = 1e-300  # of a mean square
 FEWEST_SITES = 4  # of which anything is said about a new one
 FEWEST_MODERATED = 4  # sites by whose variances another's is moderated
 FREEDOM = 1e6  # the normal distribution's, for a t distribution
-FEWEST_TO_BOUND = 8  # sites whose differences bound what is unknown of these
+FEWEST_TO_BOUND = 8  # sites whose differences say how unsure their gains are
 FEWEST_FOR_SIZES = 8  # sites by which is told how gains depend on their rows
 FEWEST_NAMED = 4  # rows of a site that is called better or worse
 NODES = 128  # values of τ
@@ -423,8 +423,9 @@ def _these_sites(
     """The mean over the sites that is to be expected, its standard error, and where it is on as many other rows.
 
     Degrees of freedom are those of Satterthwaite (1946). What rows and the models of a site do to its gain is also in
-    the differences of the sites, so an interval over many sites that is narrower is right, too; it is not narrower
-    than that of rows which share no models.
+    the differences of many sites, but for the luck of the models that are trained in the end. In simulations an
+    interval over sites that is narrower is too narrow, and the one over rows too wide, so it is the mean of their
+    squares.
 
     Args:
         found: What the rows say.
@@ -444,7 +445,7 @@ def _these_sites(
     error = math.sqrt(total + spread)
     half = _t(min(joint, FREEDOM)) * error
     if known.sum() >= FEWEST_TO_BOUND and (of_sites := over_seeds(found.gain[known]).half) < half:
-        half = max(of_sites, half * math.sqrt(own / (total + spread)))
+        half = math.sqrt((half**2 + max(of_sites, _t(min(joint, FREEDOM)) * math.sqrt(own)) ** 2) / 2)
         error = half / _t(FREEDOM)
     wider = math.hypot(half, _t(min(joint, FREEDOM)) * math.sqrt(own))  # other rows vary, too
     return Estimate(gain, gain - half, gain + half), error, Interval(gain - wider, gain + wider)

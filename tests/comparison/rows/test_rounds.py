@@ -50,10 +50,10 @@ def test_they_are_looked_for_once_and_where_nobody_names_them(
 ) -> None:
     data, looked = clouds(tmp_path / "clouds.npz"), list[tuple[str, int, float]]()
 
-    def found(run: Run) -> tuple[Run, None]:
+    def found(run: Run) -> Run:
         looked.append((run.algorithm.name, run.run.seed, run.optimizer.lr or 0.0))
         settings = dataclasses.replace(run.run, rounds=1 + len(looked), find_rounds="done", temperature=1.5)
-        return dataclasses.replace(run, run=settings), None
+        return dataclasses.replace(run, run=settings)
 
     monkeypatch.setattr(rounds, "with_found_rounds", found)
     said: list[str] = []

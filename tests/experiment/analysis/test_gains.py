@@ -160,13 +160,15 @@ def test_the_command_and_the_report_show_it(tmp_path: Path, capsys: pytest.Captu
         0.4,
         "--clients",
         4,
+        "--verbose",
         "--out",
         out,
     )
     assert answer.code == 0
-    assert answer.out.splitlines()[2].split()[-5:] == ["alone", "global", "personal", "gain", "weight"]
-    assert "clients gain over training" in answer.out.replace("\n", " ")
-    assert "New clients: accuracy in %" in answer.out
+    details = answer.out.partition("\nDetails\n")[2].splitlines()
+    assert details[3].split()[-5:] == ["alone", "global", "personal", "gain", "weight"]
+    assert "sites gain over training" in answer.out.replace("\n", " ")
+    assert "New sites: accuracy in %" in answer.out
     charts = {c.name: c for s in page.sections(reading.read_all([out])) for c in s.charts}
     assert {"gain", "new", "cross", "mask-overlap", "label-overlap"} <= charts.keys()
     without = tmp_path / "without"

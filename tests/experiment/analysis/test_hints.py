@@ -81,7 +81,7 @@ def test_the_command_names_the_model_its_size_and_the_rate_and_prints_a_hint_onc
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "mine.npz", x=rng.normal(0, 99, (40, 5)).astype(np.float32), y=np.arange(40) % 2)
     words = ("--dataset", tmp_path / "mine.npz", "--rounds", 1, "--clients", 2, "--partition", "iid")
-    done = called(capsys, "run", *words, "--algorithm", "fedavg", "--out", tmp_path / "run")
+    done = called(capsys, "run", *words, "--algorithm", "fedavg", "--verbose", "--out", tmp_path / "run")
     # 5 * 64 + 64, 64 * 64 + 64 and 64 * 2 + 2
     assert "Model: mlp with 4,674 parameters; optimizer adam, learning rate 0.003." in done.out
     assert done.err.count("the inputs are not scaled") == 1

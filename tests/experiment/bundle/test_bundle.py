@@ -112,6 +112,7 @@ def test_every_clients_bundle_gives_the_number_of_the_table(name: str, addons: s
             np.testing.assert_allclose(bundle.module(tensors).numpy(), outputs, atol=1e-5)
 
 
+@pytest.mark.job
 def test_a_bundle_is_complete_by_itself(tmp_path: Path) -> None:
     base = tiny.base(tmp_path, "BertForSequenceClassification")
     settings: dict[str, Any] = {**LORA, "model": f"hf:{base}", "out": tmp_path / "run"}

@@ -86,6 +86,7 @@ def test_local_training_of_a_new_client_is_training_alone() -> None:
 
 
 # That the update of each is one that goes on, the next test has of all of them.
+@pytest.mark.job
 @pytest.mark.parametrize("name", quick(ALGORITHMS))
 def test_every_algorithm_fits_new_clients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(new_clients, "UPDATES", 2)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import tomllib
 from typing import Any
 
 import numpy as np
 import pytest
 
 from copfl.core import tree
+from copfl.federation.policy.file import policy_from, strict
+from copfl.federation.policy.request import refusals
 from tests.federation.attacks.test_secure_attacks import ALL, PLAIN, Malicious, Nodes, fresh, nodes
+from tests.federation.network import CONFIG
 
 pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[flower]"')
 __all__ = ["fresh", "nodes"]
@@ -75,3 +79,27 @@ def test_a_range_that_is_too_small_for_all_others_gives_no_update_of_a_site(node
     assert known.sum() > 50
     found = (first * SMALL - (total - 4 * most * np.sign(first))) / SMALL / rate
     assert abs(told(found[known], gradient_of(few[0], first)[known])) < 0.4  # it was 0.999
+
+
+def rows_told(total: np.ndarray[Any, Any], nodes: Nodes) -> int:
+    """How many rows of the sites are in a sum: two classes differ by theirs."""
+    rows = np.concatenate([pixels(config) for config in nodes.values()])
+    of_classes = np.concatenate([np.diff(total, axis=0), total - total[:1], total - total[-1:]])
+    of_classes = of_classes[np.abs(of_classes).max(1) > 1e-3 * np.abs(total).max()]
+    both = np.corrcoef(np.concatenate([of_classes, rows]))[: len(of_classes), len(of_classes) :]
+    return len({int(row) for row in np.abs(both).argmax(1)[np.abs(both).max(1) > 0.99]})
+
+
+def test_an_optimizer_that_forgets_is_refused(nodes: Nodes) -> None:
+    """Where rate times decay is 1, each step begins with weights of zero: an update is that of its last batch.
+
+    With a row in each, one sum is of five rows, and all five are told.
+    """
+    rate, decay = 1e-2, 1e2
+    forgets: dict[str, Any] = {"optimizer.lr": rate, "optimizer.weight_decay": decay, "run.batch": 1}
+    _, total = summed(nodes, **forgets)
+    assert rows_told(total, nodes) == 5
+    strict_policy = policy_from(tomllib.loads(strict()))
+    asked = CONFIG | forgets | {"secure.aggregation": True, "run.even_batches": True, "run.clients": 5}
+    lines = [refusal.line for refusal in refusals(strict_policy, asked | {"algorithm.name": "fedavg"})]
+    assert lines == ["least_rows", "least_rows"]

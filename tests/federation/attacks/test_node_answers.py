@@ -369,6 +369,25 @@ def test_the_first_list_of_members_is_kept(tmp_path: Path) -> None:
     assert not greeted(node, SECURE | {"secure.aggregation": False}, members[:2])
 
 
+def test_a_few_of_the_approved_members_wait_for_the_owner(tmp_path: Path) -> None:
+    """Four of fifteen that work with the coordinator are fewer than a third, and in a run of five all but one."""
+    node = trusting(Federation(tmp_path).nodes[0], "approved")
+    settings = SECURE | {"run.clients": 15, "network.min_replies": 0}
+    everybody = (*members_of([node]), *(invented(number) for number in range(1, 15)))
+    greeted(node, settings, everybody)
+    acceptance.approve(state_of(node), acceptance.pending(state_of(node))[0])
+    assert not greeted(node, settings | {"run.rounds": 1}, everybody)
+    few = settings | {"run.clients": 5}
+    why = greeted(node, few, everybody[:5])
+    assert "lacks members of every list that its owner approved" in why
+    assert "[proposals.members]" in why
+    (waiting,) = acceptance.pending(state_of(node))
+    acceptance.approve(state_of(node), waiting)  # as when the others have left
+    assert not greeted(node, few | {"run.rounds": 1}, everybody[:5])
+    assert not greeted(node, settings | {"run.rounds": 3}, everybody)
+    assert "[proposals.members]" in greeted(node, settings | {"run.clients": 4}, everybody[:4])
+
+
 def test_a_policy_names_no_other_rule() -> None:
     with pytest.raises(UsageError, match=r"proposals.members in a policy"):
         Policy(proposals=ProposalRules(members="all"))

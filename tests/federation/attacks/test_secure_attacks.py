@@ -467,6 +467,7 @@ MANY_OUTPUTS: dict[str, tuple[Callable[[int, int], Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("what", MANY_OUTPUTS)
 def test_a_sum_with_many_outputs_is_of_no_single_row(what: str, nodes: Nodes, tmp_path: Path) -> None:
     """Each class of one row, and each interval in which one row ends, was this row in the sum."""
@@ -523,6 +524,12 @@ def test_a_first_model_of_the_servers_choice_is_refused(wire_format: str, nodes:
     chosen.noise[-1] = 0.5
     with pytest.raises(PolicyError, match=r"first model is not the one .* \[first_model\]"):
         chosen.total(ALL)
+    skipped = Malicious(nodes, run="third", round=1, config=how)
+    skipped.total(ALL)  # the first round had no result
+    skipped = Malicious(nodes, run="fourth", round=1, config=how)
+    skipped.noise[-1] = 0.5
+    with pytest.raises(PolicyError, match=r"has seen no earlier round of run fourth.* \[first_model\]"):
+        skipped.total(ALL)
     later = Malicious(nodes, round=1, config=how)
     later.noise[-1] = 0.5
     later.total(ALL)
@@ -637,6 +644,7 @@ def test_data_with_a_sample_in_common_are_the_same_data(summed: Nodes, tmp_path:
         Malicious(relabelled, run="second").total(WITHOUT_4)
 
 
+@pytest.mark.job
 def test_other_data_have_a_cohort_of_their_own(summed: Nodes, tmp_path: Path) -> None:
     other = changed_data(summed, tmp_path, lambda a: {"x": 255 - a["x"]})
     Malicious(other, run="second").total(WITHOUT_4)
@@ -803,6 +811,7 @@ def test_members_that_the_server_invents_are_refused(nodes: Nodes, tmp_path: Pat
     )  # trust on first use
 
 
+@pytest.mark.job
 def test_a_member_that_rotated_its_key_is_in_the_same_cohort(nodes: Nodes, tmp_path: Path) -> None:
     """With a key that the old one signed; another key of that name is another member."""
     proposal = proposed(CONFIG | {"run.clients": 5}, list(nodes.values())).proposal

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,11 +22,14 @@ pytest.importorskip("flwr", reason='Flower is not installed: pip install "copfl[
 import uvicorn
 
 from copfl.federation.machines import connections, planes
+from copfl.federation.server.certificates import make_certificates
 
 
 @contextlib.contextmanager
-def serving(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.3, most: int = 3) -> Iterator[int]:
-    """The port of a server whose limits count for this machine, too."""
+def serving(
+    monkeypatch: pytest.MonkeyPatch, seconds: float = 0.3, most: int = 3, keys: Path | None = None
+) -> Iterator[int]:
+    """The port of a server whose limits count for this machine, too; with keys it is encrypted."""
     monkeypatch.setattr(connections, "HEADER_TIMEOUT", seconds)
     monkeypatch.setattr(connections, "MOST_OF_AN_ADDRESS", most)
     monkeypatch.setattr(connections, "is_this_machine", lambda address: False)
@@ -33,11 +38,14 @@ def serving(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.3, most: int = 3
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    config = uvicorn.Config(
-        app, "127.0.0.1", 0, http=connections.LimitedProtocol, lifespan="off", ws="none", log_config=None
+    given = SimpleNamespace(uvicorn=SimpleNamespace(run=uvicorn.Config))
+    connections.limit_connections(given)
+    encrypted = (
+        {} if keys is None else {"ssl_keyfile": keys / "server.key", "ssl_certfile": keys / "server.pem"}
     )
+    config = given.uvicorn.run(app, "127.0.0.1", 0, lifespan="off", log_config=None, **encrypted)
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.01)
@@ -61,6 +69,8 @@ def is_closed(connection: socket.socket) -> bool:
     connection.settimeout(5)
     try:
         return connection.recv(1) == b""
+    except TimeoutError:
+        return False
     except ConnectionError:
         return True
 
@@ -88,6 +98,22 @@ def test_an_address_has_a_number_of_connections(monkeypatch: pytest.MonkeyPatch)
             connection.close()
         time.sleep(0.2)
         with socket.create_connection(("127.0.0.1", port)) as member:
+            assert answer(member).endswith(b"ok")
+
+
+def test_who_never_begins_to_encrypt_has_the_time_of_headers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had a minute: uvicorn's protocol does not know a connection before the end of the handshake."""
+    make_certificates(tmp_path, "127.0.0.1")
+    client = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+    with serving(monkeypatch, seconds=2, keys=tmp_path) as port:
+        for begin in (b"", b"\x16\x03\x01"):
+            with socket.create_connection(("127.0.0.1", port)) as silent:
+                silent.sendall(begin)
+                assert is_closed(silent)
+        plain = socket.create_connection(("127.0.0.1", port))
+        with client.wrap_socket(plain, server_hostname="127.0.0.1") as member:
             assert answer(member).endswith(b"ok")
 
 

@@ -363,6 +363,9 @@ def test_a_secure_sum_is_of_all_rows(asked: dict[str, Any]) -> None:
             "run.steps=1 of run.batch=1 is an update of at most 1 rows, and 5 are",
         ),
         ({"run.steps": 2, "run.batch": 2}, "of at most 4 rows"),
+        ({"run.batch": 1}, "run.batch=1 has steps of so many rows"),
+        ({"run.batch": 5, "optimizer.lr": 0.1, "optimizer.weight_decay": 10.0}, "that a step forgets"),
+        ({"run.batch": 5, "optimizer.lr": 1000.0}, "that a step forgets"),  # with the usual decay
         (
             {"algorithm.name": "trees", "algorithm.group": 4},
             "algorithm.group=4 lets bins of that many rows leave",
@@ -381,7 +384,8 @@ def test_nothing_of_a_few_rows_leaves_by_its_settings(asked: dict[str, Any], why
     assert refusal.line == "least_rows"
     assert why in str(refusal)
     assert not refusals(Policy(), plain)
-    enough = {"run.batch": 5} if "run.batch" in asked else {"algorithm.group": 5, "algorithm.rows": 1.0}
+    enough: dict[str, Any] = {"run.batch": 5, "optimizer.lr": 0.01, "optimizer.weight_decay": 1.0}
+    enough = enough if "run.batch" in asked else {"algorithm.group": 5, "algorithm.rows": 1.0}
     assert not refusals(Policy(least_rows=5), plain | enough)
 
 

@@ -62,6 +62,7 @@ def test_a_federation_has_the_coefficients_of_the_simulation(
     assert played.records[-1]["federation"]["coefficient_change"] < 1e-6
 
 
+@pytest.mark.job
 def test_secure_sums_give_the_same_coefficients(
     federation: FederatedData, expected: Any, tmp_path: Path
 ) -> None:

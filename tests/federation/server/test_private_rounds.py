@@ -35,6 +35,7 @@ NOISED = CONFIG | {
 NOISED = {key: value for key, value in NOISED.items() if not key.startswith("optimizer")}
 
 
+@pytest.mark.job
 @pytest.mark.parametrize(
     ("name", "secure"),
     some(product(["copfl", "fedavg"], [False, True]), [("copfl", False), ("fedavg", True)]),

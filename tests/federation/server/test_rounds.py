@@ -122,6 +122,7 @@ def test_every_algorithm_ends_where_the_simulation_does(
         assert farthest(client_of(settings, node_config, client, 1), tree.row(rows, client)) <= 1e-5
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("name", sorted(SERVER_STEPS))
 def test_every_server_step_ends_where_the_simulation_does(
     name: str, federation: FederatedData, tmp_path: Path

@@ -201,6 +201,7 @@ def test_the_coordinator_freezes_what_the_run_found(tmp_path: Path, monkeypatch:
         deployed.start_run(app, {"session.agree": True})
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("group", ["", "note"])
 def test_validation_rows_teach_no_encoder(group: str, tmp_path: Path) -> None:
     """Means, deviations and categories are of the rows that the run of all tables trains on."""

@@ -64,6 +64,7 @@ def test_a_regression_has_the_metrics_of_the_simulation(tmp_path: Path) -> None:
     assert result["rmse_after"] < result["rmse_before"]
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize(
     "task", [{}, {"task.loss": "discrete_time", "task.cuts": [0.5, 1], "samples.classes": 2}]

@@ -72,6 +72,7 @@ def test_a_federation_grows_the_trees_of_the_simulation(
             assert record["per_client"][name] == pytest.approx(counted, rel=0.01, abs=1100)
 
 
+@pytest.mark.job
 def test_secure_sums_give_the_same_trees(federation: FederatedData, expected: Any, tmp_path: Path) -> None:
     config = CONFIGURED | {"secure.aggregation": True, "session.run": "secure"}
     played = play(config, write_nodes(federation, tmp_path / "nodes"), tmp_path / "runs")

@@ -33,8 +33,8 @@ def names_of_clients(dataset: Dataset, partition: Partition) -> list[str]:
 
 
 def client_titles(names: Sequence[str]) -> list[str]:
-    """Such as "client 3", or "client 3 (north)" of a client that has a name."""
-    return [f"client {n}" if name == str(n) else f"client {n} ({name})" for n, name in enumerate(names)]
+    """Such as "site 3", or "site 3 (north)" of one that has a name."""
+    return [f"site {n}" if name == str(n) else f"site {n} ({name})" for n, name in enumerate(names)]
 
 
 def group_of(dataset: Dataset, split: Samples) -> Indices:

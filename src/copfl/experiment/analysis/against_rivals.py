@@ -19,7 +19,7 @@ from copfl.sections import Section
 from copfl.stats import Interval, Numbers, mean_of_known, over_clients, unknown_reason
 from copfl.tables import Table, capital, listed
 
-BESIDE = "Is it better than what a client has alone?"  # the title of the section
+BESIDE = "Is it better than what a site has alone?"  # the title of the section
 BETTER, WORSE, ALIKE, NO_USE = "better", "worse", "alike", "constant better"
 NAMED = 5  # sites that a sentence names
 LISTED = 12  # sites that have a line each; more are counted
@@ -106,8 +106,8 @@ def of_sites(rivals: Rivals, personal: Numbers, names: Sequence[str], tested: Se
             *([f"{len(of[''])} not judged, as there is no interval"] if of[""] else []),
         ]
         return OfSites(
-            f"Client by client, its model against {alone}: {', '.join(counts)}. By the 95 % interval over each "
-            "client's own test rows.",
+            f"Site by site, its model against {alone}: {', '.join(counts)}. By the 95 % interval over each "
+            "site's own test rows.",
             [],
         )
     constant, points = metric.gain(rivals.constant, personal), " points" * metric.fraction
@@ -127,7 +127,7 @@ def of_sites(rivals: Rivals, personal: Numbers, names: Sequence[str], tested: Se
             )
         lines.append(f"{capital(names[n])}: {said}")
     return OfSites(
-        f"Client by client, its model against {alone}, with the 95 % interval over its own test rows:", lines
+        f"Site by site, its model against {alone}, with the 95 % interval over its own test rows:", lines
     )
 
 
@@ -143,7 +143,7 @@ def conclusion(rivals: Rivals, personal: Numbers, names: Sequence[str]) -> str:
     known = gains[~np.isnan(gains)]
     if not len(known):
         return ""
-    alone = title if rivals.chosen == CONSTANT else f"{title} that each client trains alone"
+    alone = title if rivals.chosen == CONSTANT else f"{title} that each site trains alone"
     sentence = f"the personal models are {against(metric, alone, gains)}."
     sentences = [capital(sentence)]
     if len(known) > 1 and not unknown_reason([known]):
@@ -151,7 +151,7 @@ def conclusion(rivals: Rivals, personal: Numbers, names: Sequence[str]) -> str:
         if bounds.high < 0:
             sentences = [f"Stay alone, take {title}: {sentence}"]
         elif bounds.low <= 0:
-            sentences = [f"No gain over what clients have alone is shown: {sentence}"]
+            sentences = [f"No gain over what sites have alone is shown: {sentence}"]
     others = [other for other in rivals.metrics[1:] if rivals.personal]
     pairs = [
         f"{other.title} {other.text(ours)}{other.unit} against {other.text(theirs)}{other.unit}"
@@ -164,7 +164,7 @@ def conclusion(rivals: Rivals, personal: Numbers, names: Sequence[str]) -> str:
     if len(worse):
         is_are = "is" if len(worse) == 1 else "are"
         sentences.append(
-            f"{len(worse)} of {len(known)} clients {is_are} worse than the constant answer: "
+            f"{len(worse)} of {len(known)} sites {is_are} worse than the constant answer: "
             f"{listed([names[int(n)] for n in worse], NAMED)}."
         )
     return " ".join(sentences)
@@ -190,12 +190,12 @@ def means_table(rivals: Rivals) -> Table:
         ours = [metric.text(float(mean_of_known(rivals.personal[metric.name]))) for metric in metrics]
         rows.append(["the personal models", "", *ours, ""])
     head = ["", f"cross-validated {metrics[0].label}", *(metric.label for metric in metrics), ""]
-    return Table("What each client has alone, mean over clients", head, rows, [note(rivals)])
+    return Table("What each site has alone, mean over sites", head, rows, [note(rivals)])
 
 
 def note(rivals: Rivals) -> str:
     """How the rivals were trained and chosen."""
-    how = f"{rivals.models}, trained at each client alone on {rivals.inputs}"
+    how = f"{rivals.models}, trained at each site alone on {rivals.inputs}"
     chosen = f"best: by cross-validation within training rows, test rows have no say: {TITLES[rivals.chosen]}"
     left = [f"Without {TITLES[name]}: {why}." for name, why in rivals.left_out.items()]
     return " ".join([f"{capital(how)}; {chosen}. They can be left out (rivals).", *left])
@@ -223,7 +223,7 @@ def sites_table(rivals: Rivals, personal: Numbers, names: Sequence[str]) -> Tabl
             [name, *cells, metric.text(float(gains[n]), sign="+"), interval, verdict_of[n], rivals_here]
         )
     head = [
-        "client",
+        "site",
         *rivals.values,
         "personal",
         f"to {rivals.chosen}",
@@ -231,10 +231,10 @@ def sites_table(rivals: Rivals, personal: Numbers, names: Sequence[str]) -> Tabl
         "",
         "its own best",
     ]
-    title = f"{capital(metric.in_unit)} on each client's own test samples, beside what it has alone"
+    title = f"{capital(metric.in_unit)} on each site's own test samples, beside what it has alone"
     about = (
         f"to {rivals.chosen}: the gain of the personal model over it, positive is better, with the paired "
-        "bootstrap interval over the client's own test rows. its own best: by cross-validation within its own "
+        "bootstrap interval over the site's own test rows. its own best: by cross-validation within its own "
         "training rows."
     )
     return Table(title, head, rows, [note(rivals), about])
@@ -253,9 +253,9 @@ def _charts(of_sites: Rivals, run: Recording) -> Iterator[Chart]:
     series = series_of({"personal model, after training": personal[order]}, metric.factor)
     alone = {TITLES[name]: values.tested[metric.name][order] for name, values in of_sites.values.items()}
     series += series_of(alone, metric.factor, first=1)
-    about = f"{note(of_sites)} Clients are ordered by their gain over {TITLES[of_sites.chosen]}."
+    about = f"{note(of_sites)} Sites are ordered by their gain over {TITLES[of_sites.chosen]}."
     names = [run.client_titles[n] for n in order]
-    yield Dots("rivals", "What each client has alone", about, names, metric.label, series, metric.unit)
+    yield Dots("rivals", "What each site has alone", about, names, metric.label, series, metric.unit)
 
 
 def _section(rivals: Rivals, run: Recording) -> Section | None:

@@ -78,7 +78,7 @@ def constant_text(gains: Gains) -> str:
     if gains.constant is None or not gains.over_constant_bounds.low <= EQUAL:  # nan: not known
         return ""
     metric, value = gains.metric, float(mean_of_known(gains.constant))
-    answer = "always answering a client's most frequent class, or mean value, in training"
+    answer = "always answering a site's most frequent class, or mean value, in training"
     answer = SAME_RISK if metric.name == C_INDEX else answer
     return f"{answer} gives {metric.title} {metric.text(value)}{metric.unit}"
 

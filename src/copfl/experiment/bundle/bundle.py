@@ -270,10 +270,11 @@ class Bundle:
             missing: As of `predict`.
         """
         x, notes, _ = self.preparation.of(data, missing)
+        outputs = self.outputs(x)  # first: it says what cannot be evaluated, whatever the targets are
         y = self.preparation.targets(targets)
         if said := [*notes, *filter(None, [known_rows.about(self.path, x, y)])]:
             warn("; ".join(said))
-        return self.measured(self.outputs(x), y)
+        return self.measured(outputs, y)
 
     def measured(self, outputs: NDArray[np.float64], y: NDArray[Any]) -> Evaluation:
         """The evaluation of predictions.

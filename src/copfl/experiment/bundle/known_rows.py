@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +16,9 @@ from numpy.typing import NDArray
 from copfl import files, foreign
 from copfl.data.clients.federation import FederatedData
 from copfl.data.copies import Hashes, mixed, row_hashes
+from copfl.data.reading import npz_arrays
 from copfl.data.samples import Inputs, each
-from copfl.errors import RunError, raised_as
+from copfl.errors import DataError, RunError, raised_as
 from copfl.tables import Table, as_csv
 
 MODELS = "models"  # the folder of the bundles, in that of the run
@@ -66,10 +66,8 @@ def about(bundle: Path | None, x: Inputs, y: NDArray[np.generic] | None) -> str:
         return ""
     folder = bundle.parent.parent
     damaged = f"{folder / FINGERPRINTS} is damaged ({{}}); delete it, or restore it from a copy"
-    with (
-        raised_as(RunError, damaged, OSError, ValueError, KeyError, EOFError, BadZipFile),
-        np.load(foreign.inside(folder, folder / FINGERPRINTS), allow_pickle=False) as arrays,
-    ):
+    with raised_as(RunError, damaged, DataError, *foreign.DAMAGE):
+        arrays = npz_arrays(foreign.inside(folder, folder / FINGERPRINTS))
         rows, samples = arrays["rows"], arrays["samples"]
     found = np.isin(_hashes(x, None)[0], rows) if y is None else np.isin(_hashes(x, y)[1], samples)
     if not found.any():

@@ -245,7 +245,7 @@ def new_clients_table(new: NewClients, metric: MetricInfo, names: Sequence[str])
     means = ["mean", *(metric.text(float(mean_of_known(values))) for values in accuracies)]
     head = [title for name in new.accuracy for title in (f"{name} sample{'s' * (name != '1')}", "alone")]
     note = f"Fitted after the last round, by {UPDATES} local updates; alone: the same without the federation."
-    return Table(f"New clients: {metric.in_unit}", ["client", *head], [*rows, RULE, means], [note])
+    return Table(f"New sites: {metric.in_unit}", ["site", *head], [*rows, RULE, means], [note])
 
 
 def _section(new: NewClients, run: Recording) -> Section:
@@ -256,12 +256,12 @@ def _section(new: NewClients, run: Recording) -> Section:
     alone = values_of(metric.factor * new.alone["all"])
     series.append(Line("alone, all samples", alone, colour=ALONE_STYLE, symbol=ALONE_STYLE))
     about = (
-        "Clients that did not train, fitted after the last round by the algorithm's own local update with 1, "
+        "Sites that did not train, fitted after the last round by the algorithm's own local update with 1, "
         "5 or all of their samples. Alone: the same without the federation."
     )
     names = [run.client_titles[n] for n in new.clients]
-    dots = Dots("new", "New clients", about, names, metric.label, series, metric.unit)
-    return Section("gain", "Gain", "Does it pay for each client?", [dots])
+    dots = Dots("new", "New sites", about, names, metric.label, series, metric.unit)
+    return Section("gain", "Gain", "Does it pay for each site?", [dots])
 
 
 NEW_CLIENTS = Finding(

@@ -4,7 +4,8 @@ Flower serves with uvicorn, which waits for ever for the headers of a request, k
 a record of each request that is sent before the one before it is answered, and accepts as many connections from one
 address as there are files to open. Here the headers of a request have some seconds and some bytes, few requests of a
 connection wait for their turn, and an address has a number of connections. This machine, and so a reverse proxy on
-it, has as many connections as it likes.
+it, has as many connections as it likes. Whoever never begins to encrypt had a minute, and has the seconds of headers;
+an address is counted from the end of the handshake on.
 
 uvicorn also ends only when every answer has been sent. The log of a run is an answer that lasts as long as the run, so
 a server that was told to end would stay, without a port, beside the one that is started next.
@@ -15,8 +16,9 @@ import functools
 import ipaddress
 import resource
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
+from uvicorn.loops.auto import auto_loop_factory
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from copfl.federation.machines.planes import is_this_machine
@@ -104,6 +106,19 @@ class LimitedProtocol(HttpToolsProtocol):  # type: ignore[misc]
             self.headers_due = None
 
 
+def limited_loop() -> asyncio.AbstractEventLoop:
+    """The loop that uvicorn would take, in whose servers a connection has the time of headers to be encrypted."""
+    loop: Any = auto_loop_factory()()
+    create_server = loop.create_server
+
+    async def limited(*args: Any, ssl: Any = None, **options: Any) -> Any:
+        seconds = None if ssl is None else HEADER_TIMEOUT
+        return await create_server(*args, ssl=ssl, ssl_handshake_timeout=seconds, **options)
+
+    loop.create_server = limited
+    return cast(asyncio.AbstractEventLoop, loop)
+
+
 def limit_connections(module: Any) -> None:
     """Makes the `uvicorn.run` of a module serve and end with these limits, and with as many open files as allowed.
 
@@ -114,5 +129,9 @@ def limit_connections(module: Any) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Flower has no web sockets, whose protocol would take over a connection with its limits.
     module.uvicorn.run = functools.partial(
-        module.uvicorn.run, http=LimitedProtocol, ws="none", timeout_graceful_shutdown=END_TIMEOUT
+        module.uvicorn.run,
+        http=LimitedProtocol,
+        ws="none",
+        loop=f"{__name__}:{limited_loop.__name__}",
+        timeout_graceful_shutdown=END_TIMEOUT,
     )

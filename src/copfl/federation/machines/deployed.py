@@ -28,7 +28,15 @@ from copfl.federation.protocol.messages import printable
 from copfl.federation.protocol.proposal import KEY, SignedProposal
 from copfl.federation.server.agreement import AGREE, frozen_by
 from copfl.federation.server.certificates import LOOPBACK
-from copfl.federation.server.choosing import CHOOSE, TAKEN, candidates_in, chosen_by, kept
+from copfl.federation.server.choosing import (
+    CHOOSE,
+    TAKEN,
+    candidates_in,
+    chosen_by,
+    is_choice,
+    kept,
+    taken_in,
+)
 from copfl.federation.server.membership import (
     COORDINATOR,
     coordinator_key,
@@ -230,7 +238,13 @@ def start_run(
     config = config if proposal is None else overrides(folder, proposal.proposal)
     if config.get(AGREE):
         raise UsageError(f"{AGREE}=true trains nothing; start it with `copfl federate agree {folder}`")
-    config = {**config, **taken(folder, config)} if proposal is None and not resume else config
+    if proposal is None and resume:
+        runs = status(folder)["runs"]
+        last = str(config.get("session.run") or (runs[-1] if runs else ""))
+        resume = not is_choice(folder, last)  # the training that follows a choice has not begun
+        config = {**taken_in(folder, last), **config} if resume else {**config, **taken(folder, config, last)}
+    elif proposal is None:
+        config = {**config, **taken(folder, config)}
     name, exit_code = follow_run(folder, config, resume=resume, proposal=proposal)
     after = status(folder, name) if (folder / "runs" / name / "config.json").exists() else {}
     rounds = int(config.get("run.rounds", read_app(folder)["config"]["run"]["rounds"]))
@@ -268,7 +282,7 @@ def stop_run(folder: Path, run: str | None = None) -> str:
     return name
 
 
-def taken(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+def taken(folder: Path, config: Mapping[str, Any], continued: str = "") -> dict[str, Any]:
     """The method that the federation takes, as a key of the run config; none where it is named.
 
     It is measured by a run of its own, on rows that each site holds out, unless an earlier one found it. RunError if
@@ -277,16 +291,18 @@ def taken(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     Args:
         folder: The folder of the app, whose server runs on this machine.
         config: Keys of the run config that are set for the run that follows.
+        continued: The name of the run that measures it and was interrupted.
     """
     if not (methods := candidates_in(folder, config)):
         return {}
     chosen = kept(folder, methods)
     if chosen is None:
-        choice = {**config, CHOOSE: True, "session.run": f"{config.get('session.run') or new_name()}-choice"}
-        name, exit_code = follow_run(folder, choice)
+        run = continued or f"{config.get('session.run') or new_name()}-choice"
+        choice = {**config, CHOOSE: True, "session.run": run}
+        name, exit_code = follow_run(folder, choice, resume=bool(continued))
         chosen = chosen_by(folder, name, choice, f"flwr ended with exit code {exit_code}; its log is above")
     print(chosen, flush=True)
-    return {TAKEN: chosen.required()}
+    return {TAKEN: chosen.required()} | ({"session.run": new_name()} if continued else {})
 
 
 def agree(folder: Path, config: Mapping[str, Any], *, proposal: SignedProposal | None = None) -> Contract:

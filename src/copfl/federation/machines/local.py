@@ -34,7 +34,15 @@ from copfl.federation.protocol.app_folder import last_run, read_app
 from copfl.federation.protocol.settings import federation_of, prepared
 from copfl.federation.protocol.statistics import terms_of
 from copfl.federation.server.agreement import AGREE, frozen_by
-from copfl.federation.server.choosing import CHOOSE, TAKEN, candidates_in, chosen_by, kept
+from copfl.federation.server.choosing import (
+    CHOOSE,
+    TAKEN,
+    candidates_in,
+    chosen_by,
+    is_choice,
+    kept,
+    taken_in,
+)
 from copfl.federation.server.folder import NEW_CLIENTS, ServerFolder
 from copfl.settings import named_code, toml
 from copfl.settings.complete import complete
@@ -151,6 +159,12 @@ def up(
     named_code.name(code, named_code.modules_in([data, scheme]))
     folder = Path(folder)
     app, chosen = read_app(folder), dict(config or {})
+    if (
+        resume and run and is_choice(folder, run)
+    ):  # the choice is measured again, in less time than it takes to resume
+        run, resume = None, False
+    if resume and run:
+        chosen = taken_in(folder, run) | chosen
     name = run or new_name()
     settings = {**flattened(nested(app["config"])), **chosen}
     clients, runs = nodes or len(sites) or int(settings["run.clients"]), str(folder.resolve() / "runs")
@@ -191,13 +205,13 @@ def up(
             federation.start_run(agreement).wait()
             frozen_by(folder, agreement["session.run"], federation.reason())
         if not resume and (methods := candidates_in(folder, overrides)):
-            chosen = kept(folder, methods)
-            if chosen is None:
+            choice_found = kept(folder, methods)
+            if choice_found is None:
                 choice = {**overrides, "session.run": f"{name}-choice", CHOOSE: True}
                 federation.start_run(choice).wait()
-                chosen = chosen_by(folder, choice["session.run"], choice, federation.reason())
-            logger.info(str(chosen))
-            overrides[TAKEN] = chosen.required()
+                choice_found = chosen_by(folder, choice["session.run"], choice, federation.reason())
+            logger.info(str(choice_found))
+            overrides[TAKEN] = choice_found.required()
         process = federation.start_run(overrides)
         yield from follow(federation, process, server_folder, planned.rounds)
 

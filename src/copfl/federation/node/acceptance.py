@@ -37,6 +37,7 @@ from copfl.files import write_bytes
 
 FOLDER, REVOKED = ".proposals", "revoked.json"
 MEMBERS = "members.json"  # the members of each coordinator's proposals that were accepted: their first keys
+LISTS = "lists.json"  # the lists of members in them: of each the first keys, with spaces between
 APPROVED, PENDING = "approved-{}.json", "pending-{}.json"
 MOST_CHANGES = 3  # that a refusal names
 MOST_PENDING = (
@@ -123,6 +124,9 @@ def _needs_approval(policy: Policy, config: NodeConfig, proposal: Proposal) -> R
             return Refusal(
                 "proposals.members", f"it has members that this node does not know, {who}{more}, and "
             )
+    if rule == "approved" and not _is_whole(config.state_dir, proposal):
+        why = "it lacks members of every list that its owner approved, so that a sum is of fewer, and "
+        return Refusal("proposals.members", why)
     return None
 
 
@@ -139,13 +143,25 @@ def strangers(state: Path, proposal: Proposal) -> list[Member]:
     return [member for member in proposal.members if member.identity not in identities]
 
 
+def _is_whole(state: Path, proposal: Proposal) -> bool:
+    """Whether a proposal has all members of a list that was accepted; true before the first one.
+
+    A coordinator that works with a few of many members could else propose a run of these few and one other.
+    """
+    lists = _keys_by_coordinator(state / FOLDER / LISTS).get(proposal.coordinator, [])
+    members = {member.identity for member in proposal.members}
+    return not lists or any(members.issuperset(accepted.split()) for accepted in lists)
+
+
 def _remember_members(folder: Path, proposal: Proposal) -> None:
     """Writes down the members of an accepted proposal."""
-    identities = _keys_by_coordinator(folder / MEMBERS)
-    before = identities.get(proposal.coordinator, [])
-    everybody = sorted({*before, *(member.identity for member in proposal.members)})
-    if everybody != before:
-        write_json(folder / MEMBERS, identities | {proposal.coordinator: everybody})
+    now = {member.identity for member in proposal.members}
+    identities, lists = (_keys_by_coordinator(folder / name) for name in (MEMBERS, LISTS))
+    before, accepted = (of.get(proposal.coordinator, []) for of in (identities, lists))
+    if not now.issubset(before):
+        write_json(folder / MEMBERS, identities | {proposal.coordinator: sorted(now.union(before))})
+    if not any(now.issuperset(other.split()) for other in accepted):
+        write_json(folder / LISTS, lists | {proposal.coordinator: [*accepted, " ".join(sorted(now))]})
 
 
 def invitation_of(state: Path) -> SignedInvitation | None:
@@ -214,7 +230,7 @@ def _keep_pending(folder: Path, signed: SignedProposal, known: frozenset[str]) -
 
 
 def _keys_by_coordinator(path: Path) -> dict[str, list[str]]:
-    """The content of REVOKED or MEMBERS: public keys by the key of the coordinator who revoked or listed them."""
+    """The content of REVOKED, MEMBERS or LISTS: public keys by that of the coordinator who revoked or listed them."""
     return stored(
         path,
         lambda content: {str(coordinator): list(map(str, keys)) for coordinator, keys in content.items()},

@@ -6,6 +6,7 @@ The losses of rows stay here, for the verdict of the site's report (`verdict`); 
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,7 +40,7 @@ from copfl.federation.protocol.settings import TrainingSettings
 from copfl.measures.losses import row_losses
 from copfl.rivals.records import CONSTANT, Array
 from copfl.rivals.site import judged_by, site_rivals
-from copfl.verdict.exceptions import site_gains
+from copfl.verdict.drawn import site_gains
 
 FILE = "choice.json"  # in the node's state-dir: the losses of its rows, which stay here
 LEAST_HELD_OUT = 0.5  # of a site's rows: of fewer, the losses would be of the most frequent kind of row alone
@@ -60,7 +61,8 @@ def held_out(settings: TrainingSettings, node: Node, data: NodeData) -> HeldOut:
 
     A sum over all rows, less that over the rows without a fold, is one over the rows of the fold. So the owner's least
     rows hold for each fold by itself: a row that is rare in its fold is always trained on, and one that is rare among
-    those does not count. A site of which hardly half could be held out so trains on all, and reports no loss. Whatever is subtracted from whatever is a sum of such parts.
+    those does not count. Whatever is subtracted from whatever is a sum of such parts. A site of which hardly half could
+    be held out so trains on all, and reports no loss.
 
     Args:
         settings: The federation's.
@@ -192,18 +194,27 @@ class OwnLosses(NamedTuple):
     samples: str
     is_rmse: bool
     methods: tuple[str, ...]
-    losses: dict[str, Array]
+    losses: dict[str, Array]  # nan: not held out
     unit: Array | None
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether any row was held out."""
+        return any(bool(np.isfinite(rows).any()) for rows in self.losses.values())
 
-def own_losses(node: Node) -> OwnLosses | None:
-    """What the last choice measured at this node; None: there was none."""
-    path = node.folder / FILE
+
+def own_losses(state: Path) -> OwnLosses | None:
+    """What the last choice measured at a node; None: there was none.
+
+    Args:
+        state: Its state-dir.
+    """
+    path = state / FILE
     if not path.is_file():
         return None
     damaged = f"{path} is damaged ({{}}); remove it, and the report has no verdict"
     with raised_as(UsageError, damaged, OSError, *foreign.DAMAGE):
-        content = foreign.read_json(foreign.inside(node.folder, path))
+        content = foreign.read_json(foreign.inside(state, path))
         losses = {str(name): np.array(rows, np.float64) for name, rows in content["losses"].items()}
         size = int(content["rows"])
         padded = {

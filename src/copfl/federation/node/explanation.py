@@ -39,6 +39,8 @@ def explained(policy: Policy, run_config: Mapping[str, Any], state_dir: Path | N
     signers = ", ".join(proposals.coordinators) or "--coordinator"
     consent = "its owner approves each  [proposals.by_hand]" if proposals.by_hand else f"signed by {signers}"
     allowed = f"{algorithm or 'copfl'} with {model or 'cnn'}, {rounds} rounds"
+    if candidates := tables.get("choice", {}).get("candidates"):
+        allowed = f"{' or '.join(candidates.split(','))}, {rounds} rounds, by losses of rows that this site holds out"
     if tables.get("session", {}).get("agree"):
         count = policy.statistics.smallest_count
         how = "masked, in sums over all members" if is_secure else "for the server to see"

@@ -26,6 +26,11 @@ class ClientRecords:
         numbers = [path.stem.removeprefix("round-") for path in self.folder.glob("round-*.copfl")]
         return sorted(int(number) for number in numbers if number.isdecimal())
 
+    @property
+    def has_been_asked(self) -> bool:
+        """Whether the node has trained in a round of this run, or tried to."""
+        return (self.folder / ASKED).exists()
+
     def ask(self, round: int, body: bytes, counted: int, *, may_return: bool) -> None:
         """Notes the model that this node is asked to train, before it does; WireError if it was another one.
 

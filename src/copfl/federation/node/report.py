@@ -26,6 +26,7 @@ from copfl.experiment.run_record import sections_at_site
 from copfl.federation.node import audit_log, measured_rounds, remembered_run
 from copfl.federation.node.acceptance import invitation_of
 from copfl.federation.node.baseline import Tell, TrainedAlone, gain_of, train_alone
+from copfl.federation.node.choice import own_losses
 from copfl.federation.node.data import NodeData, node_data
 from copfl.federation.node.evaluation import scores_of
 from copfl.federation.node.known_data import KnownData
@@ -33,11 +34,12 @@ from copfl.federation.node.ledger import Spent, spent
 from copfl.federation.node.node import Node
 from copfl.federation.node.remembered_run import NodeRun
 from copfl.federation.node.site import AuditSummary, Measurement, SentKind, SiteGain, SiteReport
+from copfl.federation.node.verdict import SiteVerdict, verdict_of
 from copfl.federation.policy.file import policy_of
 from copfl.federation.protocol.chained_log import AUDIT, Verified, verified
 from copfl.federation.protocol.files import write_json
 from copfl.federation.protocol.node_config import NodeConfig
-from copfl.federation.protocol.settings import TrainingSettings, settings_of
+from copfl.federation.protocol.settings import TrainingSettings, federation_of, settings_of
 from copfl.files import write_bytes
 from copfl.rivals import file as rivals_file
 from copfl.rivals.records import Rivals
@@ -97,6 +99,7 @@ def site_of(folder: Path, data: str | None, *, baseline: bool, tell: Tell, rival
         no_rivals=no_rivals,
         log=_audit(run.parent, run.name),
         spent="" if privacy is None else _spent(privacy),
+        verdict=_verdict(run, remembered),
         found=sections_at_site(run),
     )
 
@@ -206,6 +209,15 @@ def _write(
     model = tree.each(lambda t: t.cpu(), alone.model)
     write_bundle(run / ALONE, facts, settings.task.layout, model)
     (run / ALONE).chmod(0o700)
+
+
+def _verdict(run: Path, remembered: NodeRun) -> SiteVerdict | None:
+    """What the site's own held-out rows say, where the federation chose among methods by them; None elsewhere."""
+    taken = federation_of(remembered.run_config).session.taken
+    own = own_losses(run.parent) if taken else None
+    if own is None or own.samples != remembered.samples or taken not in own.losses or not own.has_rows:
+        return None
+    return verdict_of(own, taken)
 
 
 # -- what left -----------------------------------------------------------------------------------------------

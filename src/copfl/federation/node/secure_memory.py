@@ -149,8 +149,8 @@ def rows_of(federation: Federation, client: int) -> str:
     if every := options.get("holdout") or (HELD_OUT if options.get("trust") == "held_out" else 0):
         choices.append(f"but samples at multiples of {every}")
     if federation.choice.names:  # the folds follow from the targets
-        names = "" if contract is None else f" by {', '.join(contract.target_names)}"
-        choices.append(f"in {federation.choice.folds} folds{names} with seed {run.seed}")
+        targets = "" if contract is None else f" by {', '.join(contract.target_names)}"
+        choices.append(f"in {federation.choice.folds} folds{targets} with seed {run.seed}")
     of_table = "" if contract is None else choices_of(contract)
     return "; ".join(filter(None, [*choices, of_table]))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from copfl.experiment.bundle.description import Description
+from copfl.federation.node.verdict import SiteVerdict
 from copfl.measures.metrics import MetricInfo
 from copfl.rivals.records import Rivals
 from copfl.sections import Section
@@ -83,4 +84,7 @@ class SiteReport:
     rivals: Rivals | None = None  # what the site has alone by scikit-learn, as of a federation of one client
     name: str = ""  # of the site, by the invitation with which it joined
     no_rivals: str = ""  # why that is not known; empty also where such samples have none
+    verdict: SiteVerdict | None = (
+        None  # by rows that the site held out when the federation chose; None: a named method
+    )
     found: Sequence[Section] = ()  # of the findings that the node has

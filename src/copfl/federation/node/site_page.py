@@ -39,6 +39,7 @@ def document_of(site: SiteReport) -> Document:
         notes=_notes(site),
         facts=_facts(site),
         sections=[
+            *([site.verdict.section] if site.verdict else []),
             *([curve] if (curve := _curve(site)) else []),
             *([Section("rivals", "Alone", RIVALS, [], [_alone(site.rivals)])] if site.rivals else []),
             *site.found,
@@ -60,7 +61,8 @@ def text_of(site: SiteReport) -> str:
 
 
 def _paragraphs(site: SiteReport) -> list[str]:
-    return [*_conclusion(site), *_rivals(site), _left_in_a_sentence(site.log)]
+    verdict = [site.verdict.sentences] if site.verdict else []
+    return [*verdict, *_conclusion(site), *_rivals(site), _left_in_a_sentence(site.log)]
 
 
 def _which_round(site: SiteReport) -> str:

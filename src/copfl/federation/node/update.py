@@ -116,8 +116,10 @@ def train(settings: TrainingSettings, node: Node, packet: Packet, load_data: Loa
     head, down, fields = decode(settings, node, packet)
     if head.round == settings.federation.rounds:  # new clients are fitted then, and nobody trains
         raise WireError(f"it is of round {head.round}, and the run has {head.round} rounds")
-    _require_first_model(settings, node, head, down)
     records, counted = ClientRecords(node.folder, head.run), int(fields.get(Field.COUNTED, -1))
+    # Members of a secure sum are in it from the first round on: a run that begins later would begin with any model.
+    if head.round == 0 or (settings.federation.secure.aggregation and not records.has_been_asked):
+        _require_first_model(settings, node, head, down)
     client, note = start_of(settings, records, head, counted)
     records.ask(head.round, packet.body, counted, may_return=settings.federation.session.rollback)
     data = load_data(settings, node.numbered(head.client))
@@ -180,7 +182,7 @@ def train(settings: TrainingSettings, node: Node, packet: Packet, load_data: Loa
 
 
 def _require_first_model(settings: TrainingSettings, node: Node, head: Head, down: Any) -> None:
-    """PolicyError if a run does not begin with the model that its settings and its seed give, where the owner asks.
+    """PolicyError if a run does not begin here with the model of its settings and its seed, where the owner asks.
 
     Args:
         settings: The federation's.
@@ -188,7 +190,7 @@ def _require_first_model(settings: TrainingSettings, node: Node, head: Head, dow
         head: Of the server's message.
         down: Its record.
     """
-    if head.round or not node.policy.first_model:
+    if not node.policy.first_model:
         return
     narrow = torch.finfo(wire.WIRES[settings.federation.network.wire]).eps
     with torch.no_grad():
@@ -200,6 +202,8 @@ def _require_first_model(settings: TrainingSettings, node: Node, head: Head, dow
             why = (
                 "the server's first model is not the one that the settings and the seed of the proposal give"
             )
+            if head.round:
+                why = f"this node has seen no earlier round of run {head.run}, and {why}; begin a new run"
             raise PolicyError((Refusal("first_model", why),), "request")
 
 

@@ -216,7 +216,13 @@ def described(
     yield f"coordinator  {fingerprint(invitation.coordinator)}; the invitation expires on {invitation.expires[:10]}"
     yield f"you are      {invitation.site}, one of {clients} sites"
     method = f"{algorithm.get('name')} with the model {model.get('name')}, {run.get('rounds')} rounds"
+    chosen = tables.get("choice", {}).get("candidates", "")
+    if chosen:
+        method = f"{' or '.join(chosen.split(','))}, {run.get('rounds')} rounds"
     yield f"trained      {_task(contract)} by {method}"
+    if chosen:
+        parts = tables["choice"].get("folds")
+        yield f"             which of them, rows decide that each site holds out by itself, in up to {parts} parts"
     yield f"outputs      {outputs_of(invitation.settings)}"
     if contract is not None and contract.data != ARRAYS:
         yield "your file    needs these columns, in any order:"
@@ -236,6 +242,8 @@ def described(
         yield f"             rows of a class of which you have fewer than {rules.least_rows} do not count"
     metrics = rules.reports
     sent = metrics == "all" or (metrics == "sums" and is_secure)
+    if chosen and sent:
+        yield "             once, the mean losses of these rows" + ", in the same sums" * is_secure
     yield f"             your metrics{', in the same sums' if sent and is_secure else ' too' if sent else ' stay here'}"
     yield "stays        every row, your model, your report, and what the log of this machine says"
     costs = [

@@ -33,6 +33,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     for title, record in (("run", RunSettings), ("network", Network), ("samples", SampleDescription))
 } | {"algorithm": {"name": "copfl"}}
 DEFAULT_CLIP = 1.0  # of noised uploads
+USUAL_DECAY = 5e-4  # of the optimizers, the largest
+MOST_FORGOTTEN = 0.1  # of the weights before a step, by the decay
 
 
 def refusals(policy: Policy, run_config: Mapping[str, Any]) -> tuple[Refusal, ...]:
@@ -171,6 +173,18 @@ def _few_rows_refusals(least: int, tables: Tables) -> Iterator[Refusal]:
     if _are_numbers(steps, batch) and 0 < steps * batch < least:
         why = f"run.steps={steps} of run.batch={batch} is an update of at most {steps * batch} rows"
         yield Refusal("least_rows", f"{why}, and {least} are the least; raise one of them")
+    elif _are_numbers(batch) and batch < least:
+        why = f"run.batch={batch} has steps of so many rows, of which an update may keep the last alone"
+        yield Refusal("least_rows", f"{why}, and {least} are the least; raise it")
+    rate, decay = (
+        tables["optimizer"].get(name, usual) for name, usual in (("lr", 0), ("weight_decay", USUAL_DECAY))
+    )
+    if _are_numbers(rate, decay) and rate * decay > MOST_FORGOTTEN:
+        why = f"optimizer.lr={shown(rate)} times optimizer.weight_decay={shown(decay)} is the part of the weights that"
+        yield Refusal(
+            "least_rows",
+            f"{why} a step forgets, so that an update is of its last rows; {MOST_FORGOTTEN:g} is the most",
+        )
     if (part := algorithm.get("rows", 1)) != 1:
         why = f"algorithm.rows={shown(part)} may be of fewer than {least} rows, which depends on the node's data"
         yield Refusal("least_rows", f"{why}; leave it out")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from copfl import foreign
-from copfl.choosing.choice import ERRORS_ALONE
 from copfl.errors import RunError, raised_as
 from copfl.federation.protocol.app_folder import read_app
 from copfl.federation.protocol.choice import ALONE_NAMES, GAIN, LOSS, REPORTS, VARIANCE, names_of
@@ -21,6 +20,7 @@ from copfl.federation.server.folder import ServerFolder
 from copfl.rivals.records import CONSTANT
 from copfl.settings.federation import Choice
 from copfl.settings.flat import flattened, nested
+from copfl.verdict.drawn import ERRORS_ALONE
 
 CHOOSE, TAKEN, CANDIDATES = "session.choose", "session.taken", "choice.candidates"
 FILE = "choice.json"  # in the app's folder
@@ -93,6 +93,25 @@ def candidates_in(folder: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
     settings = {**flattened(nested(read_app(folder)["config"])), **config}
     is_decided = settings.get(TAKEN) or settings.get(CHOOSE)
     return () if is_decided else Choice(candidates=str(settings.get(CANDIDATES, ""))).names
+
+
+def is_choice(folder: Path, run: str) -> bool:
+    """Whether a run of the app in a folder measures candidates, and trains nothing."""
+    return bool(_config_of(folder, run).get(CHOOSE))
+
+
+def taken_in(folder: Path, run: str) -> dict[str, str]:
+    """The method that a run of the app in a folder trains, as a key of the run config; none where it is named."""
+    taken = _config_of(folder, run).get(TAKEN)
+    return {TAKEN: str(taken)} if taken else {}
+
+
+def _config_of(folder: Path, run: str) -> dict[str, Any]:
+    path = folder / "runs" / run / "config.json"
+    with raised_as(
+        RunError, f"{path} cannot be used ({{}}); restore it from a copy", OSError, *foreign.DAMAGE
+    ):
+        return dict(foreign.read_json(path)) if path.is_file() else {}
 
 
 def chosen_by(folder: Path, run: str, config: Mapping[str, Any], why: str = "see the log") -> Chosen:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -89,6 +90,18 @@ class Tiny(nn.Sequential):
         super().__init__(
             nn.Conv2d(3, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 10)
         )
+
+
+@smoke
+def natural(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (90, 1, 8, 8), dtype=np.uint8), np.arange(90) % 2
+    x[y == 1, :, :4] //= 4
+    np.savez(folder / "spoken.npz", x=x, y=y, group=np.arange(90) // 45)
+    main_of(module, monkeypatch, ".", "--of=spoken", "--rounds=1")
+    record = json.loads(Path("natural.jsonl").read_text())
+    assert record["rounds"] == 1
+    assert 0 <= record["accuracy"] <= 100
 
 
 @smoke

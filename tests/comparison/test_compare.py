@@ -133,7 +133,7 @@ def test_the_table_says_which_evaluations_count_and_warns_of_few_seeds(tmp_path:
     asked = untuned(
         ["fedavg", "local"], seeds=[0], base_tables=base(data, rounds=6), out=tmp_path / "a", last=6
     )
-    assert "of the last 6 evaluations of each client (rounds 1 to 6)" in str(asked).replace("\n", " ")
+    assert "of the last 6 evaluations of each site (rounds 1 to 6)" in str(asked).replace("\n", " ")
     assert any(note.startswith("One seed says nothing about the next") for note in asked.notes)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from copfl.charts import GainChart
 from copfl.federation.node import site_page
 from copfl.federation.node.site import Measurement
 from copfl.report import document

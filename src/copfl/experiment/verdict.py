@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from copfl.charts import Chart, Dots, Line
 from copfl.core import tree
@@ -60,8 +60,18 @@ def sentences(verdict: Verdict, check: Check | None) -> list[str]:
 
 
 def _section(verdict: Verdict, run: Recording) -> Section:
-    check = CHECK.__get__(run, Recording)
-    drawn = chart(verdict, run.short_names, SITES, check)
+    return section_of(verdict, run.short_names, CHECK.__get__(run, Recording))
+
+
+def section_of(verdict: Verdict, names: Sequence[str], check: Check | None = None) -> Section:
+    """The section of a page: the gain of each site.
+
+    Args:
+        verdict: What is shown.
+        names: Of the sites.
+        check: By test rows.
+    """
+    drawn = chart(verdict, names, SITES, check)
     return Section(
         "verdict", "Verdict", drawn.headline, [_dots(drawn)], [_table(drawn)], sentences(verdict, check)[1:]
     )

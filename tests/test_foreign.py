@@ -54,8 +54,9 @@ from copfl.report import comparison_page, document, page
 from copfl.report.page import RunsPage
 from copfl.settings import named_code, toml
 from copfl.settings.complete import complete
+from copfl.stats import Interval
 from copfl.verdict.headline import Check
-from copfl.verdict.verdict import BETTER, Estimate, Interval, SiteGain, Verdict
+from copfl.verdict.verdict import BETTER, Estimate, SiteGain, Verdict
 from tests.commands import called
 from tests.federation.network import CONFIG, digits, play, write_nodes
 from tests.hostile import COUNT, WATCH, bait, forbidden, json_versions, places, versions

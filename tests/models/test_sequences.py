@@ -11,6 +11,7 @@ import torch
 import copfl
 from copfl.errors import UsageError
 from copfl.models import build
+from copfl.models.networks import Words
 from copfl.models.text import HashedWords, WordsAndPairs
 
 
@@ -67,6 +68,7 @@ def test_words_and_pairs_of_a_text_are_there_once() -> None:
 
 def test_pairs_count_half_as_much_as_words() -> None:
     model = build("words", (5,), 2, 0, words=9, pairs=9)
+    assert isinstance(model, Words)
     weights = model.weights(torch.tensor([[1, 4, 9, 10, 18, 0], [2, 0, 0, 0, 0, 0], [0] * 6]))
     half = 0.5 / 2**0.5
     expected = torch.tensor([[3**-0.5] * 3 + [half] * 2 + [0.0], [1.0] + [0.0] * 5, [0.0] * 6])

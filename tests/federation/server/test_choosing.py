@@ -148,7 +148,7 @@ def node_rows(federation: FederatedData, site: int) -> NodeData:
     dataset, rows = federation.dataset, federation.partition.train[site]
     x, y = torch.from_numpy(dataset.train.x[rows]), torch.from_numpy(np.asarray(dataset.train.y[rows]))
     data = Data(x, y, torch.tensor(len(y)))
-    return NodeData(data, data, "", settings_of(config()).task)
+    return NodeData(data, data, np.zeros(0, np.uint64), settings_of(config()).task)
 
 
 @pytest.mark.parametrize("site", range(4))

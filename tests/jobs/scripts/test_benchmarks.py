@@ -6,7 +6,6 @@ What only a GPU or other processes can show is left out: a benchmark's own funct
 from __future__ import annotations
 
 import contextlib
-import gzip
 import importlib.util
 import json
 import math
@@ -157,42 +156,6 @@ def check_masks(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
         )
         == 6
     )
-
-
-@smoke
-def choose(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ALGORITHMS", ["local", "fedavg"])
-    monkeypatch.setattr(module, "SEEDS", (4, 5))
-    monkeypatch.setattr(module, "ROUNDS", 2)
-    module.BASE["run"]["rounds"] = 2
-    setting, *_ = module.settings(folder)
-    tested = module.full(setting, folder / "found")
-    found = {"setting": setting.name, "test": tested, "best": max(tested, key=lambda name: sum(tested[name]))}
-    found["races"] = module.raced(setting, folder / "found", tested, 1)
-    assert found["races"][0]["chosen"] in tested
-    assert setting.name in module.table([found])
-
-
-@smoke
-def choose_records(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = {"clients": 3, "rounds": 2}
-    tables = [
-        {
-            "data": {"name": "d"},
-            "partition": {"name": "p"},
-            "algorithm": {"name": name},
-            "optimizer": {"name": "adam"},
-            "run": {**run, "seed": seed},
-        }
-        for name in ("local", *(f"other {n}" for n in range(module.LEAST)))
-        for seed in {*module.RACED, *module.TESTED}
-    ]
-    lines = [
-        json.dumps({"validation": 0, "tables": each, "rounds": [1, 2], "curves": {"accuracy": [0.1, 0.2]}})
-        for each in tables
-    ]
-    (folder / "records.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-    assert main_of(module, monkeypatch, str(folder)) == 0
 
 
 @smoke

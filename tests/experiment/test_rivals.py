@@ -148,9 +148,9 @@ def test_the_command_prints_them_and_can_leave_them_out(
         2,
         "--no-local-baseline",
     ]
-    answer = called(capsys, *words, "--out", tmp_path / "with")
+    answer = called(capsys, *words, "--verbose", "--out", tmp_path / "with")
     assert answer.code == 0, answer.err
-    head = answer.out.splitlines()[2].split()
+    head = answer.out.partition("\nDetails\n")[2].splitlines()[3].split()
     assert head[head.index("constant") :] == ["constant", "linear", "global", "personal", "verdict", "weight"]
     text = " ".join(answer.out.split())
     assert "What each site has alone" in text

@@ -151,7 +151,7 @@ def test_a_run_says_that_it_still_rises() -> None:
     table = np.array([[0.1, 0.3], [np.nan, np.nan], [0.4, 0.6], [0.5, 0.7]])  # three evaluations
     falling = np.array([[1.0, 1.0], [np.nan, np.nan], [0.8, 0.81], [0.6, 0.61]])
     assert still_rises(table, falling, ACCURACY) == (
-        "in the last third of the evaluations the mean over clients still gained 10.0 points, so more rounds "
+        "in the last third of the evaluations the mean over sites still gained 10.0 points, so more rounds "
         "may do better"
     )
     assert still_rises(table, falling[::-1], ACCURACY) == ""  # accuracy rises, and the loss does too

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from copfl.charts import GainChart
 from copfl.federation.node import site_page
 from copfl.federation.node.site import Measurement
 from copfl.report import document
@@ -105,7 +106,7 @@ def test_names_do_not_become_markup() -> None:
 
 
 def test_the_page_says_first_whether_it_pays_for_the_site_over_the_best_that_it_has_alone() -> None:
-    answer = document_of(SITE).answer
+    answer = site_page.document_of(SITE).answer
     assert answer is not None
     assert answer.title == "Training together gains."
     (chart,) = answer.charts
@@ -114,4 +115,4 @@ def test_the_page_says_first_whether_it_pays_for_the_site_over_the_best_that_it_
     assert (row.label, row.words, row.mark) == ("this site", "better together", "▲")
     assert row[1:4] == pytest.approx((5, 1, 9))
     unknown = changed(gain=None, no_gain="it was not trained alone")
-    assert document_of(unknown).answer is None
+    assert site_page.document_of(unknown).answer is None

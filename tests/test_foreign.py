@@ -47,12 +47,16 @@ from copfl.experiment.models.new_clients import NEW_CLIENTS, NewClients
 from copfl.experiment.records import FinalEvaluation
 from copfl.experiment.survival import SURVIVAL, AtHorizon, Observed, RiskGroup, Survival
 from copfl.experiment.tree_views import TREES, Box, Dependence, Importance, TreeViews
+from copfl.experiment.verdict import CHECK, VERDICT
 from copfl.federation.node import remembered_run
 from copfl.federation.node.report import site_of
 from copfl.report import comparison_page, document, page
 from copfl.report.page import RunsPage
 from copfl.settings import named_code, toml
 from copfl.settings.complete import complete
+from copfl.stats import Interval
+from copfl.verdict.headline import Check
+from copfl.verdict.verdict import BETTER, Estimate, SiteGain, Verdict
 from tests.commands import called
 from tests.federation.network import CONFIG, digits, play, write_nodes
 from tests.hostile import COUNT, WATCH, bait, forbidden, json_versions, places, versions
@@ -564,6 +568,8 @@ def one_toml(monkeypatch: pytest.MonkeyPatch) -> None:
         "survival.json",
         "trees.json",
         "new_clients.json",
+        "verdict.json",
+        "verdict-check.json",
     ],
 )
 def test_random_files_of_a_run(file: str, world: World, mark: Path, tmp_path: Path) -> None:
@@ -580,6 +586,15 @@ def test_random_files_of_a_run(file: str, world: World, mark: Path, tmp_path: Pa
         size = Dependence("size", ("1", "2"), True, answers)
         colour = Dependence("colour", ("blue", "red"), False, answers)
         TREES.write(TreeViews((Importance("size", 0.7, 0.1),), (size, colour), (root, leaf, leaf)), folder)
+    if file.startswith("verdict"):
+        gain = Estimate(0.1, -0.1, 0.3)
+        site = SiteGain(0.1, -0.1, 0.3, 0.2, 40, "levels", "forest alone", BETTER)
+        sites = (site,) * len(reading.read(folder, "run").sizes[0])
+        of_run = Verdict(
+            False, gain, 0.05, Interval(-0.1, 0.3), gain, Interval(-0.2, 0.4), 0.5, 0.6, sites, {"auc": gain}
+        )
+        VERDICT.write(of_run, folder)
+        CHECK.write(Check(gain, True), folder)
     if file == "new_clients.json":
         by_count = {"4": np.array([0.5]), "all": np.array([0.6])}
         NEW_CLIENTS.write(NewClients([7], by_count, by_count, np.array([0.5])), folder)

@@ -68,15 +68,14 @@ def page_of(records: Path) -> str:
         every[0] += found
         every[1] += by_folds
         rows.append([name, str(own[0]["sites"]), f"{own[0]['median']:.0f}", *_cells(found, by_folds)])
-    rows.append(["all", "", "", *_cells(*every, numbers=False)])
+    rows.append(["all", "", "", *_cells(every[0], every[1], numbers=False)])
     table = "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---", *["---:"] * (len(head) - 1)], *rows))
     return INTRODUCTION.read_text("utf-8") + "\n" + table + "\n"
 
 
 def _division(content: dict[str, Any]) -> Division:
-    found = Division(**content)
     names = ("interval", "fresh", "once", "tested", "paired")
-    return found._replace(**{name: Interval(*getattr(found, name)) for name in names})
+    return Division(**{**content, **{name: Interval(*content[name]) for name in names}})
 
 
 def _cells(found: list[Division], by_folds: list[Division], numbers: bool = True) -> list[str]:

@@ -136,7 +136,8 @@ def halves(data: Federation, seed: int, candidates: Sequence[str] = (*TOGETHER, 
         {name: [of[n][data.site[rows] == site] for site in range(count)] for name, of in found.items()}
         for n, rows in enumerate(sites)
     ]
-    return Halves(*by_site, [fold[data.site[study] == site] for site in range(count)])
+    held_out, pairs, other = by_site
+    return Halves(held_out, pairs, other, [fold[data.site[study] == site] for site in range(count)])
 
 
 def _losses(data: Federation, answers: Array, rows: Array) -> Array:
@@ -189,7 +190,7 @@ def _nearest(data: Federation, known: Array, asked: Array, seed: int) -> Array:
     count = max(1, round(len(known) ** 0.5))
     near = np.argpartition(distance, count - 1, axis=1)[:, :count]
     means = data.y[known][near].mean(1)
-    return means if data.is_rmse else (count * means + _frequency(data, known)) / (count + 1)
+    return np.asarray(means if data.is_rmse else (count * means + _frequency(data, known)) / (count + 1))
 
 
 def _trees(data: Federation, known: Array, x: Array, x_asked: Array, seed: int) -> Array:
@@ -243,7 +244,7 @@ def _with_site(slopes: bool) -> Fit:
     def fit(data: Federation, known: Array, asked: Array, seed: int) -> Array:
         return _penalised(data, known, columns(data, known), columns(data, asked), 1.0)
 
-    def columns(data: Federation, rows: Array) -> Array:
+    def columns(data: Federation, rows: Array) -> Any:
         from scipy.sparse import csr_array, hstack
 
         x, site, count = data.x[rows], data.site[rows], int(data.site.max()) + 1

@@ -7,11 +7,13 @@ drawing a row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from copfl.rivals.effort import FOLDS
+from copfl.rivals.records import Array
 from copfl.stats import Numbers
 from copfl.verdict.drawn import Ints, Moments
 from copfl.verdict.verdict import BETTER, WORSE, corrected_gain
@@ -52,7 +54,7 @@ def simulated(sizes: Numbers, kind: str, deviation: float, rng: np.random.Genera
     level = deviation * rng.normal(size=len(sizes))
     values = [own + rng.normal(size=size) for own, size in zip(level, sizes, strict=True)]
 
-    def models(kept: list[Numbers]) -> tuple[Numbers, Numbers]:
+    def models(kept: Sequence[Array]) -> tuple[Numbers, Numbers]:
         common = np.concatenate([own[mask] for own, mask in zip(values, kept, strict=True)]).mean()
         pairs = zip(values, kept, strict=True)
         alone = np.array([own[mask].mean() if mask.any() else common for own, mask in pairs])

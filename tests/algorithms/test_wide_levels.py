@@ -48,7 +48,12 @@ def texts(classes: int = 3) -> Dataset:
 
 
 def run(dataset: Dataset, **settings: Any) -> Any:
-    usual = {"partition": "by_group", "model": "words", "model_options": {"words": 500}, "rivals": False}
+    usual = {
+        "partition": "by_group",
+        "model": "words",
+        "model_options": {"words": 500, "pairs": 0},
+        "rivals": False,
+    }
     return copfl.run("wide_levels", dataset, **{**usual, **settings})
 
 
@@ -60,15 +65,24 @@ def test_it_is_an_algorithm() -> None:
 @pytest.mark.job
 def test_of_one_site_it_is_the_penalised_logistic_regression() -> None:
     dataset = texts()
-    result = run(dataset, partition="iid", clients=1, algorithm_options={"varying": "none"}, rounds=60)
+    options = {"words": 500, "pairs": 300}
+    varying = {"varying": "none"}
+    result = run(
+        dataset, partition="iid", clients=1, algorithm_options=varying, model_options=options, rounds=60
+    )
     task = result.experiment.task
-    model = complete({"model": {"name": "words", "words": 500}}).model
+    model = complete({"model": {"name": "words", **options}}).model
     arrays = tokenized(dataset, model).train.x
     n, words, classes = len(dataset.train), 500, 3
-    counts = np.zeros((n, words + 1))
+    counts = np.zeros((n, 801))
     np.add.at(counts, (np.arange(n)[:, None], arrays["input_ids"]), arrays["attention_mask"])
     used = np.flatnonzero(counts.sum(0))
-    x = counts[:, used] / np.sqrt(counts.sum(1, keepdims=True))
+    of_words, of_pairs = (counts * (np.arange(801) <= words), counts * (np.arange(801) > words))
+    x = (
+        of_words / np.sqrt(of_words.sum(1, keepdims=True))
+        + of_pairs / np.sqrt(of_pairs.sum(1, keepdims=True)) / 2
+    )
+    x = x[:, used]
     scale = (1 + np.log((1 + n) / (1 + (counts[:, used] > 0).sum(0)))) / USUAL_WEIGHT
 
     def loss(z: Any) -> Any:
@@ -93,6 +107,20 @@ def test_of_one_site_it_is_the_penalised_logistic_regression() -> None:
 
 
 @pytest.mark.job
+def test_pairs_tell_the_order_of_words() -> None:
+    rng = np.random.default_rng(0)
+    y, site = np.arange(80) % 2, np.arange(80) // 2 % 2
+    said = np.array(["not bad but good", "not good but bad"])[y]
+    x = np.array([f"{rng.choice(FILLERS)} {text} {rng.choice(FILLERS)}" for text in said])
+    data = Dataset("said", Samples(x, y, site), Samples(x, y, site), ("yes", "no"), ("a", "b"))
+    pairs, words = (
+        run(data, model_options={"words": 500, "pairs": number}, rounds=10).final("accuracy").mean()
+        for number in (500, 0)
+    )
+    assert pairs == 1.0
+    assert words < 0.8
+
+
 def test_words_of_other_sites_help() -> None:
     chosen = complete({"algorithm": {"name": "wide_levels"}}, values={"data": texts()})
     assert (chosen.model.name, chosen.run.rounds) == ("words", WideLevels.usual_rounds)
@@ -105,7 +133,7 @@ def test_words_of_other_sites_help() -> None:
 
 
 def test_alone_nothing_is_sent() -> None:
-    task = task_of(Words((), 3, words=16), 3)
+    task = task_of(Words((), 3, words=16, pairs=8), 3)
     for alone in (WideLevels(alone=True), WideLevels().trained_alone()):
         assert alone.trained_alone() == alone
         server = alone.server_init(task, 2)
@@ -160,7 +188,7 @@ def test_several_labels_have_an_intercept_each() -> None:
 
 
 def test_the_weight_of_a_word_is_by_the_texts_that_have_it() -> None:
-    words = Words((), 2, words=5)
+    words = Words((), 2, words=3, pairs=2)
     ids = torch.tensor([[1, 1, 2, 0], [2, 3, 0, 0], [4, 0, 0, 0]])
     valid = torch.tensor([True, True, False])
     assert words.texts_with(ids, None, valid).tolist() == [0, 1, 2, 1, 0, 0]
@@ -176,7 +204,7 @@ def test_every_averaging_method_trains_the_model_of_words() -> None:
             partition="by_group",
             rounds=5,
             rivals=False,
-            model_options={"words": 500},
+            model_options={"words": 500, "pairs": 300},
         )
         assert result.final("accuracy").mean() > 0.6
 

@@ -77,6 +77,7 @@ def test_what_is_for_sites_that_contradict_each_other_waits_for_training_alone(
 
     class Rows:
         folds = type("F", (), {"number": 1, "by_steps": 1})
+        samples = type("S", (), {"kind": CLASSIFICATION})
 
     def by_steps(experiments: Any, *_: Any) -> Evaluated:
         return Evaluated([np.full(30, losses[experiments[0]])])

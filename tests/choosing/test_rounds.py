@@ -124,7 +124,7 @@ def test_no_test_sample_decides() -> None:
 @pytest.mark.job
 def test_a_lower_loss_is_found() -> None:
     rounds = with_found_rounds(wine(8)).run.rounds
-    losses = dict(evaluate._curve(of_folds(wine(8)), [InMemory() for _ in range(3)]))
+    losses = dict(evaluate._curve(of_folds(wine(8)), [InMemory() for _ in range(3)], lambda: None))
     assert losses[rounds] == min(losses.values())
 
 
@@ -136,7 +136,7 @@ def test_the_temperature_has_the_lowest_log_loss_on_held_out_samples() -> None:
     answers, classes = [], []
     for e in of_folds(wine(of_run.rounds, lr=1e-3)):
         models = InMemory()
-        dict(evaluate._curve([e], [models]))  # to the found round
+        dict(evaluate._curve([e], [models], lambda: None))  # to the found round
         for n, (model, _) in models.models.items():
             test = tree.row(e.training.federation.test.rows([n]), 0)
             with torch.no_grad():

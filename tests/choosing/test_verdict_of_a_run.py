@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import copfl
+from copfl.charts import GainChart
 from copfl.choosing import candidates as trying
+from copfl.experiment.answer import answer_of, of_verdict, section_of
 from copfl.experiment.result import Result
-from copfl.experiment.verdict import CHECK, VERDICT, _section, sentences
+from copfl.experiment.verdict import CHECK, VERDICT
 from copfl.report import summary
 from copfl.verdict.headline import Check
 from copfl.verdict.verdict import Estimate
@@ -55,22 +57,26 @@ def test_the_output_begins_with_it(result: Result) -> None:
     out = io.StringIO()
     summary.show(result, out)
     assert result.verdict is not None
-    first = sentences(result.verdict, result.check)[0]
-    assert out.getvalue().startswith(first[:60])
+    answer = answer_of(result)
+    assert answer is not None
+    assert out.getvalue().startswith(answer.headline[:60])
     assert "not distinguishable" not in out.getvalue()
 
 
 def test_its_section_has_a_row_for_each_site_and_the_mean(result: Result) -> None:
-    assert result.verdict is not None
-    section = _section(result.verdict, result)
-    assert len(section.tables[0].rows) == 1 + 6
-    assert section.title == sentences(result.verdict, result.check)[0]
+    answer = answer_of(result)
+    assert answer is not None
+    section = section_of(answer)
+    (chart,) = section.charts
+    assert isinstance(chart, GainChart)
+    assert len(chart.shown) == 1 + 6
+    assert section.title == answer.headline
 
 
 def test_test_rows_that_disagree_are_said(result: Result) -> None:
     assert result.verdict is not None
     against = Check(Estimate(-9.0, -10.0, -8.0), agrees=False)
-    assert "The test rows disagree" in sentences(result.verdict, against)[0]
+    assert "The test rows disagree" in of_verdict(result.verdict, result.site_names, against).headline
 
 
 def test_a_named_method_has_a_verdict_too_and_named_rounds_have_none() -> None:

@@ -28,7 +28,7 @@ def test_compare_prints_and_writes_the_table(tmp_path: Path, data: Path, capsys:
     assert answer.code == 0
     assert answer.out.startswith("clouds.npz, 2 clients, 3 rounds, seeds 0, 1; unequal learning rates: acc")
     assert "Difference to local lr=0.05" in answer.out
-    assert "Clients: 2 clients, partition iid." in answer.out
+    assert "Sites: 2 clients, partition iid." in answer.out
     assert "[4/4 runs] local lr=0.05, seed 1: done" in answer.err
     assert (out / "table.txt").read_text().strip() in answer.out
     quiet = called(capsys, *words, "--quiet")

@@ -138,7 +138,19 @@ def test_the_upper_folders_of_images_are_the_clients(here: Path, capsys: Capture
     for site, label, n in itertools.product(("north", "south", "west"), ("a", "b"), range(5)):
         write_image(here / "photos" / site / label / f"{n}.png", (4, 4), (n, 0, 0))
     answer = called(
-        capsys, "run", "-d", "photos", "--model", "mlp", "-r", 1, "-s", "model.width=4", "-o", "out"
+        capsys,
+        "run",
+        "-d",
+        "photos",
+        "--model",
+        "mlp",
+        "-r",
+        1,
+        "-s",
+        "model.width=4",
+        "--verbose",
+        "-o",
+        "out",
     )
     assert answer.code == 0
     assert re.search(r"^2 \(west\) ", answer.out, re.MULTILINE)
@@ -162,7 +174,7 @@ def test_corrupt_images_are_left_out_on_request(here: Path, capsys: Capture) -> 
     assert answer.code == 2
     assert re.search(r"3\.png is not a readable .* --skip-corrupt", answer.err)
     assert not (here / "out").exists()
-    answer = called(capsys, "run", *words, "--skip-corrupt")
+    answer = called(capsys, "run", *words, "--skip-corrupt", "--verbose")
     assert answer.code == 0
     assert "1 of 20 images are corrupt and were skipped" in answer.out.replace("\n", " ")
 

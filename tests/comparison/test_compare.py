@@ -122,10 +122,10 @@ def test_the_table_says_which_evaluations_count_and_warns_of_few_seeds(tmp_path:
     expected = [np.mean([curve[-2:] for curve in curves]) for curves in alone]
     assert [row.metrics()["accuracy"].mean for row in found.rows] == pytest.approx(expected)
     text = str(found).replace("\n", " ")
-    assert "of the last third of each client's evaluations, at most 5 (rounds 5 to 6)." in text
+    assert "of the last third of each site's evaluations, at most 5 (rounds 5 to 6)." in text
     assert any(note.startswith("Two seeds give intervals") for note in found.notes)
     page = comparison_page.document_of(tmp_path / "a")
-    assert "the last third of each client's evaluations" in page.tables[0].notes[0]
+    assert "the last third of each site's evaluations" in page.tables[0].notes[0]
     three = untuned(
         ["fedavg", "local"], seeds=[0, 1, 2], base_tables=base(data, rounds=1), out=tmp_path / "a"
     )
@@ -133,7 +133,7 @@ def test_the_table_says_which_evaluations_count_and_warns_of_few_seeds(tmp_path:
     asked = untuned(
         ["fedavg", "local"], seeds=[0], base_tables=base(data, rounds=6), out=tmp_path / "a", last=6
     )
-    assert "of the last 6 evaluations of each client (rounds 1 to 6)" in str(asked).replace("\n", " ")
+    assert "of the last 6 evaluations of each site (rounds 1 to 6)" in str(asked).replace("\n", " ")
     assert any(note.startswith("One seed says nothing about the next") for note in asked.notes)
 
 
@@ -351,7 +351,7 @@ def test_the_share_of_clients_that_gain_over_local_training(tmp_path: Path, data
     fedavg, local = ([np.array(run.clients["accuracy"]) for run in row.outcomes] for row in found.rows)
     expected = [float((own > alone).mean()) for own, alone in zip(fedavg, local, strict=True)]
     assert tables.gaining(found) == {"fedavg": pytest.approx(expected)}
-    assert "gain: the share of clients" in str(found).replace("\n", " ")
+    assert "gain: the share of sites" in str(found).replace("\n", " ")
     assert (
         tables.gaining(
             untuned(["fedavg"], seeds=[0, 1], base_tables=base(data, clients=4), out=tmp_path / "a")
@@ -373,7 +373,7 @@ def test_new_clients_have_a_table_of_their_own(
     )
     assert "4 clients (50% of them new)" in found.title
     text = str(found)
-    assert "New clients: accuracy in %" in text
+    assert "New sites: accuracy in %" in text
     fedper, local = (tables.new_client_differences(row) for row in found.rows)
     assert list(fedper) == ["1", "5", "all"]
     assert all(gain.mean == 0 for _, gain in local.values())  # it is training alone
@@ -573,7 +573,7 @@ def test_the_rivals_stand_beside_the_rows(tmp_path: Path, data: Path) -> None:
     content = json.loads((tmp_path / "out" / "table.json").read_text())["rivals"]
     assert content["differences"]["fedavg"]["mean"] == pytest.approx(expected)
     page = comparison_page.document_of(tmp_path / "out")
-    assert any("that each client trains alone: fedavg" in text for text in page.conclusion)
-    assert any(table.title == "What each client has alone" for table in page.tables)
+    assert any("that each site trains alone: fedavg" in text for text in page.conclusion)
+    assert any(table.title == "What each site has alone" for table in page.tables)
     silent = base(data, rivals=False)
     assert untuned(["fedavg"], seeds=[0], base_tables=silent, out=tmp_path / "silent").rivals is None

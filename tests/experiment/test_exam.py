@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.kinds import quick
+from tests.slow import slow
 
 PATH = Path(__file__).parents[2] / "benchmarks" / "exam.py"
 
@@ -26,8 +26,13 @@ def _loaded() -> Any:
 exam = _loaded()
 
 
-# A CPU records no rounds, so two do where they are named; `pytest` has one kind, CI all of them.
-@pytest.mark.parametrize("name", quick([kind.name for kind in exam.kinds()], ["classes"], pytest.mark.job))
+MARKS = {"classes": (), "images": (pytest.mark.job,), "texts": (pytest.mark.job,)}
+
+
+# A CPU records no rounds, so two do where they are named. `pytest` has one kind, CI three, every night all of them.
+@pytest.mark.parametrize(
+    "name", [pytest.param(kind.name, marks=MARKS.get(kind.name, (slow,))) for kind in exam.kinds()]
+)
 def test_a_kind_of_data_in_every_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exam, "FEW", 2)
     cells = exam.examined(name, "cpu", list(exam.WAYS), most=3)

@@ -211,9 +211,9 @@ def test_the_table_says_which_rounds_it_shows(tmp_path: Path, capsys: pytest.Cap
         "--set",
         "model.width=8",
     ]
-    answer = called(capsys, *words, "--validation", "0.25", "--out", tmp_path / "run")
+    answer = called(capsys, *words, "--validation", "0.25", "--verbose", "--out", tmp_path / "run")
     printed = " ".join(answer.out.split())
-    assert "each client's best round on its validation samples: rounds" in printed
+    assert "each site's best round on its validation samples: rounds" in printed
     assert "validation: 0.25 of each client's train samples" in printed
     content = json.loads(called(capsys, *words, "--json", "--out", tmp_path / "json").out)
     assert content["select"] == "best"

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from tests.slow import slow
+
 SCRIPT = """
 import torch
 from copfl.kernels import draws, fused, topk, layers
@@ -217,7 +219,7 @@ print("equal")
 """
 
 
-@pytest.mark.job
+@slow  # the interpreter of Triton takes long; a GPU runs the kernels in benchmarks/check_gpu.py
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed (Linux only)")
 def test_the_kernels_compute_what_plain_pytorch_does() -> None:
     done = subprocess.run(

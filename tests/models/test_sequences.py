@@ -11,7 +11,8 @@ import torch
 import copfl
 from copfl.errors import UsageError
 from copfl.models import build
-from copfl.models.text import HashedWords
+from copfl.models.networks import Words
+from copfl.models.text import HashedWords, WordsAndPairs
 
 
 def test_a_causal_model_sees_no_later_token() -> None:
@@ -46,11 +47,42 @@ def test_hashed_words() -> None:
     assert (HashedWords(1000)(["hello"])["input_ids"] == tokens["input_ids"][1, :1]).all()
 
 
+def test_words_and_pairs_of_a_text_are_there_once() -> None:
+    tokenizer = WordsAndPairs(1000, 500)
+    good, not_good, repeated = (
+        row[row > 0] for row in tokenizer(["good", "not good", "Good good GOOD"])["input_ids"]
+    )
+    assert len(not_good) == 3  # two words and a pair
+    assert good[0] in not_good
+    assert (not_good > 1000).tolist() == [False, False, True]
+    assert not_good.max() <= 1500
+    assert repeated.tolist() == [good[0], repeated[1]]  # a word, and the pair of it with itself
+    order = tokenizer(["bad not good", "good not bad"])["input_ids"]
+    assert order[0, :3].tolist() == order[1, :3].tolist()
+    assert not set(order[0, 3:]) & set(order[1, 3:])
+    assert tokenizer(["", "a"])["attention_mask"].tolist() == [[0], [1]]
+    words = WordsAndPairs(1000, 0)(["not good"])["input_ids"]
+    assert sorted(words[0]) == sorted(not_good[:2])
+    assert (WordsAndPairs(1000, 500, 2)(["not good at all"])["input_ids"] == not_good).all()
+
+
+def test_pairs_count_half_as_much_as_words() -> None:
+    model = build("words", (5,), 2, 0, words=9, pairs=9)
+    assert isinstance(model, Words)
+    weights = model.weights(torch.tensor([[1, 4, 9, 10, 18, 0], [2, 0, 0, 0, 0, 0], [0] * 6]))
+    half = 0.5 / 2**0.5
+    expected = torch.tensor([[3**-0.5] * 3 + [half] * 2 + [0.0], [1.0] + [0.0] * 5, [0.0] * 6])
+    torch.testing.assert_close(weights, expected)
+    with pytest.raises(UsageError, match="pairs=-1"):
+        build("words", (5,), 2, 0, pairs=-1)
+
+
 RNG = np.random.default_rng(0)
 WORDS = [["good great fine", "bad poor sad"][n % 2] + f" film {n}" for n in range(60)]
 DATA: dict[str, Any] = {
     "cnn1d": (RNG.normal(size=(60, 3, 16)).astype(np.float32), np.arange(60) % 2),
     "embedding": {"x": WORDS, "y": ["pos", "neg"] * 30},
+    "words": {"x": WORDS, "y": ["pos", "neg"] * 30},
 }
 
 

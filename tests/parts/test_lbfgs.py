@@ -53,3 +53,25 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     search = searched(lambda point: point - 1, torch.zeros(2), 2)
     for new, old in zip(moved(search, torch.full((2,), torch.nan)), search, strict=True):
         torch.testing.assert_close(new, old)
+
+
+def test_an_objective_that_changes_on_the_way_does_not_throw_the_search_far_away() -> None:
+    """The objective becomes a little less steep between two gradients, as it does where others fit their part of it."""
+    curvature = torch.tensor([1.0, 0.01], dtype=torch.float64)
+    search, largest = begun(torch.tensor([5.0, 5.0], dtype=torch.float64)), 0.0
+    for turn in range(40):
+        pull = 0.3 * 0.8**turn
+        search = moved(search, curvature * search.point + pull, least=0.01)
+        largest = max(largest, float(search.point.norm()))
+    assert largest < 30
+    torch.testing.assert_close(search.point, torch.zeros_like(search.point), rtol=0, atol=0.05)
+
+
+def test_a_pair_with_less_curvature_than_there_is_says_nothing() -> None:
+    search = moved(begun(torch.zeros(2)), torch.tensor([1.0, 0.0]))
+    torch.testing.assert_close(search.point, torch.tensor([-1.0, 0.0]))  # the first step has the length 1
+    flat = torch.tensor([0.999, 0.0])
+    assert not moved(search, flat, least=0.01).changes.any()
+    found = moved(search, flat)
+    assert found.changes[0].any()
+    assert float((found.point - search.point).norm()) <= 10.0  # not 999, which the pair says

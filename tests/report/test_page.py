@@ -396,8 +396,8 @@ def test_a_model_has_one_mark_in_every_chart() -> None:
 def test_marks_at_one_place_are_moved_apart() -> None:
     values = [np.array([0.5, 0.0]), np.array([0.5, 1.0]), np.array([np.nan, 0.5])]
     moved = [charts._apart(values, place) for place in range(3)]
-    assert moved[0] == pytest.approx([-0.1, 0])
-    assert moved[1] == pytest.approx([0.1, 0])
+    assert moved[0].tolist() == pytest.approx([-0.1, 0])
+    assert moved[1].tolist() == pytest.approx([0.1, 0])
     assert moved[2].tolist() == [0, 0]
 
 

@@ -524,7 +524,7 @@ def test_values_are_rows_of_a_comparison(package: Path) -> None:
     choice = copfl.choose(
         [FedMine()], budget=4, seeds=[0], base_tables=base, out=package / "choice", retrain=False
     )
-    assert {row.label for row in choice.ranking} == {"FedMine", "local"}
+    assert {row.label for row in choice.ranking} >= {"FedMine", "local"}
 
 
 @pytest.mark.usefixtures("package")

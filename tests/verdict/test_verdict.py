@@ -376,8 +376,9 @@ def test_the_chart_has_a_row_for_each_site_and_folds_the_middle_of_many() -> Non
     drawing = chart(few, ["a", "b", "c"])
     assert [row.label for row in drawing.rows] == ["a", "b", "c"]
     assert drawing.folded == 0
+    assert drawing.mean is not None
     assert drawing.mean[1:4] == few.these
-    assert drawing.headline == headline(few)
+    assert drawing.title == headline(few)
     many = verdict_of(some_losses(2, (10,) * 50, 0.5), draws=50)
     drawing = chart(many, [f"site {n}" for n in range(50)])
     gains = [row.gain for row in drawing.rows]

@@ -132,7 +132,9 @@ def test_a_run_names_the_attackers_and_tells_the_honest_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ("--rounds", 2, "--engine", "vmap", "--model", "mlp", "--out", tmp_path / "run")
-    done = called(capsys, "run", "-d", "digits", "--attack", "scaled", "--attackers", 0.3, *options)
+    done = called(
+        capsys, "run", "-d", "digits", "--attack", "scaled", "--attackers", 0.3, "--verbose", *options
+    )
     assert done.code == 0, done.err
     attackers = list(choose_attackers(0, 10, 0.3))
     assert sum("malicious" in line for line in done.out.splitlines()) == 3

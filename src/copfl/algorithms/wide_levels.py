@@ -45,8 +45,8 @@ class Client(NamedTuple):
 
 
 class Upload(NamedTuple):
-    # [d + 2 + B + words]: the gradient of the log-likelihood, rows, sites, u² with its variance, and how many texts
-    # have each word; [0] where it trains alone.
+    # [d + 2 + B + tokens]: the gradient of the log-likelihood, rows, sites, u² with its variance, and how many texts
+    # have each word and each pair of words; [0] where it trains alone.
     sums: Tensor
 
 
@@ -59,8 +59,8 @@ class WideLevels:
     """Common coefficients β ~ N(0, s²/penalty), and an intercept per site that is shrunk to the common one.
 
     As `levels`, for models with too many coefficients for equations: a round is a step of L-BFGS, for which gradients
-    are enough. Of the model `words`, s of a word falls with the number of texts that have it (inverse document
-    frequency); of other linear models s is 1. τ² follows from the data.
+    are enough. Of the model `words`, s of a word or pair falls with the number of texts that have it (inverse
+    document frequency); of other linear models s is 1. τ² follows from the data.
 
     varying  "intercept"; "none": one model for all
     penalty  of the common coefficients: the precision of their prior
@@ -144,7 +144,7 @@ class WideLevels:
         scale = torch.where(is_first, _scale(task, counts, rows), server.scale)
         is_slope = ~task.where(_intercept(task))[: task.d]
         slope = self.penalty * is_slope * server.search.point - scale * gradient
-        search = moved(server.search, slope / rows)  # without rows it is not finite
+        search = moved(server.search, slope / rows, self.penalty / rows)  # without rows it is not finite
         variance = squares / (sites * kind.outputs)
         log_variance = (
             variance.log().clamp(*LOG_VARIANCES)[:, None] if self._variances else server.log_variance
@@ -235,7 +235,7 @@ def _log_likelihood(kind: Responses) -> Objective:
 
 
 def _no_words(task: Task) -> Tensor:
-    """Zeros [words + 1] of a model of words; of others [0]."""
+    """Zeros [tokens] of a model of words; of others [0]."""
     return task.initial.new_zeros(len(task.module.embedding.weight) if isinstance(task.module, Words) else 0)
 
 

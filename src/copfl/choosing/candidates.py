@@ -17,6 +17,7 @@ NETWORK_ROWS = 5_000  # of the federation: a network rarely wins with fewer, and
 LEVELS, SLOPES, TREES, NETWORK = "levels", "levels with slopes", "trees", "network"
 WORDS = "words with levels"
 APFL = "apfl"
+LOCAL = "local"  # the algorithm that trains alone
 ALONE = " alone"  # at the end of the name of what sends nothing
 
 
@@ -43,13 +44,14 @@ class Candidate(NamedTuple):
     alone_of: str = ""  # the candidate whose training it is, with nothing that leaves a site
     by_steps: bool = False  # it can train for any number of rounds: it has those with the lowest loss
     keeps_own: bool = False  # a site can predict with a rival of its own instead
+    is_local: bool = False  # it is the algorithm that trains alone
     # It is for sites that contradict each other, and is tried where this one, which is alone, is not shown to be worse.
     if_near: str = ""
 
     @property
     def is_alone(self) -> bool:
         """Whether nothing of it leaves a site."""
-        return bool(self.rival or self.alone_of)
+        return bool(self.rival or self.alone_of or self.is_local)
 
 
 class Tried(NamedTuple):
@@ -89,7 +91,7 @@ def candidates_for(facts: Facts) -> Tried:
             apfl: Layer = {"algorithm": {"name": "apfl"}}
             methods.append(Candidate(APFL, apfl, by_steps=True, if_near=NETWORK + ALONE))
     return Tried(
-        tuple(_with_rivals([one for one in methods if one.name not in left_out], facts.rivals)), left_out
+        tuple(with_rivals([one for one in methods if one.name not in left_out], facts.rivals)), left_out
     )
 
 
@@ -102,11 +104,16 @@ def only(name: str, rivals: tuple[str, ...], has_alone: bool) -> Tried:
         has_alone: Whether its training alone is tried, too.
     """
     alone = [Candidate(name + ALONE, alone_of=name, by_steps=True)] if has_alone else []
-    return Tried(tuple(_with_rivals([Candidate(name, {}, by_steps=True), *alone], rivals)), {})
+    return Tried(tuple(with_rivals([Candidate(name, {}, by_steps=True), *alone], rivals)), {})
 
 
-def _with_rivals(methods: list[Candidate], kinds: tuple[str, ...]) -> list[Candidate]:
-    """The constant answer first, as the simplest, and the other rivals last."""
+def with_rivals(methods: list[Candidate], kinds: tuple[str, ...]) -> list[Candidate]:
+    """The constant answer first, as the simplest, and the other rivals last.
+
+    Args:
+        methods: Of the federation, and their training alone.
+        kinds: Of rivals, as of `Facts`.
+    """
     rivals = [Candidate(kind if kind == CONSTANT else kind + ALONE, rival=kind) for kind in kinds]
     return [*rivals[:1], *methods, *rivals[1:]]
 

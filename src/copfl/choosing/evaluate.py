@@ -58,6 +58,10 @@ PATIENCE = 10  # rounds without a lower loss, at least, after which a search end
 TEMPERATURES = tuple(2 ** (n / 2) for n in range(-2, 8))
 
 
+def idle() -> None:
+    """What happens after a round where nobody waits for it."""
+
+
 class Held(NamedTuple):
     """The answers of a site's models to rows that they did not see."""
 
@@ -147,7 +151,9 @@ def experiment_of(run: Run, folds: Folds, samples: Dataset, fold: int, eval_ever
     return prepare(dataclasses.replace(run, partition=partition, data=data, run=settings))
 
 
-def to_its_end(run: Run, folds: Folds, samples: Dataset, numbers: Iterable[int]) -> Evaluated:
+def to_its_end(
+    run: Run, folds: Folds, samples: Dataset, numbers: Iterable[int], on_round: Callable[[], None] = idle
+) -> Evaluated:
     """What a method loses that ends by itself, after as many rounds as it says.
 
     Args:
@@ -155,6 +161,7 @@ def to_its_end(run: Run, folds: Folds, samples: Dataset, numbers: Iterable[int])
         folds: The rows that are held out.
         samples: The rows.
         numbers: Of the folds; rows of others have nan.
+        on_round: Is called after each round of each fold, and may raise what stops it.
     """
     of_all_folds = len(folds.of) * folds.number
     settings = dataclasses.replace(
@@ -166,12 +173,12 @@ def to_its_end(run: Run, folds: Folds, samples: Dataset, numbers: Iterable[int])
     run = dataclasses.replace(run, run=settings)
     listed = list(numbers)
     experiments = [experiment_of(run, folds, samples, n, eval_every=run.run.rounds) for n in listed]
-    models = [keeper.models for keeper in _trained(experiments)]
+    models = [keeper.models for keeper in _trained(experiments, on_round)]
     held, kind = _answers(experiments, models, folds, listed), experiments[0].training.task.criterion.kind
     return Evaluated(_losses(held, _sizes(folds), kind, 1.0))
 
 
-def _trained(experiments: Sequence[Experiment]) -> list[InMemory]:
+def _trained(experiments: Sequence[Experiment], on_round: Callable[[], None]) -> list[InMemory]:
     """The models of each experiment; of small and similar clients, those of all folds train as one batch."""
     models = [InMemory() for _ in experiments]
 
@@ -179,7 +186,7 @@ def _trained(experiments: Sequence[Experiment]) -> list[InMemory]:
         with contextlib.ExitStack() as stack:
             loop = rounds_left(experiments[n], stack, executor=executor, models=models[n])
             for _ in stack.enter_context(contextlib.closing(loop)):
-                pass
+                on_round()
 
     simulations = [simulation_of(e) for e in experiments]
     sizes = experiments[0].training.federation.train.sizes
@@ -193,7 +200,11 @@ def _trained(experiments: Sequence[Experiment]) -> list[InMemory]:
 
 
 def by_steps(
-    experiments: Sequence[Experiment], folds: Folds, numbers: Sequence[int], to_the_end: bool = False
+    experiments: Sequence[Experiment],
+    folds: Folds,
+    numbers: Sequence[int],
+    to_the_end: bool = False,
+    on_round: Callable[[], None] = idle,
 ) -> Evaluated:
     """What is lost in the round whose mean loss is the lowest.
 
@@ -202,6 +213,7 @@ def by_steps(
         folds: The rows that are held out.
         numbers: Of the folds of the experiments.
         to_the_end: The last round counts instead.
+        on_round: As of `to_its_end`.
     """
     keepers = [InMemory() for _ in experiments]
     best: list[dict[int, ClientModel]] = []
@@ -209,7 +221,7 @@ def by_steps(
     def keep() -> None:
         best[:] = [dict(keeper.models) for keeper in keepers]
 
-    curve = _curve(experiments, keepers)
+    curve = _curve(experiments, keepers, on_round)
     if to_the_end:
         rounds = max(number for number, _ in curve)
         keep()
@@ -356,6 +368,30 @@ def _losses_of(evaluated: Mapping[str, Evaluated]) -> dict[str, list[Array]]:
     return {name: found.losses for name, found in evaluated.items()}
 
 
+def tried_on(
+    run: Run,
+    room: Room,
+    numbers: Sequence[int],
+    *,
+    steps: bool,
+    to_the_end: bool = False,
+    on_round: Callable[[], None] = idle,
+) -> Evaluated:
+    """A method on some folds.
+
+    Args:
+        run: Its settings.
+        room: The rows, and which are held out.
+        numbers: Of the folds.
+        steps: Whether it trains by steps.
+        to_the_end: As of `evaluate`.
+        on_round: As of `to_its_end`.
+    """
+    if steps:
+        return by_steps(_experiments(run, room, numbers), room.folds, numbers, to_the_end, on_round)
+    return to_its_end(_with_enough_rounds(run), room.folds, room.samples, numbers, on_round)
+
+
 def _experiments(run: Run, room: Room, numbers: Sequence[int]) -> list[Experiment]:
     """The run on each of these folds, all with the engine that was found to be the fastest."""
     experiments: list[Experiment] = []
@@ -442,7 +478,9 @@ def lowest_loss(
     return best
 
 
-def _curve(experiments: Sequence[Experiment], models: Sequence[InMemory]) -> Iterable[tuple[int, float]]:
+def _curve(
+    experiments: Sequence[Experiment], models: Sequence[InMemory], on_round: Callable[[], None]
+) -> Iterable[tuple[int, float]]:
     """Evaluated rounds, and the mean of their losses over the experiments, which train side by side."""
     has_classes = experiments[0].training.task.criterion.kind == CLASSIFICATION
     names = tuple(f"log_loss_{t:g}" for t in TEMPERATURES) if has_classes else ("test_loss",)
@@ -454,6 +492,8 @@ def _curve(experiments: Sequence[Experiment], models: Sequence[InMemory]) -> Ite
             for e, keeper in zip_longest(experiments, models)
         ]
         for rounds in zip(*loops, strict=True):
+            for _ in rounds:
+                on_round()
             losses = [curve.after(round) for curve, round in zip(curves, rounds, strict=True)]
             known = [loss for loss in losses if loss is not None]
             if known:

@@ -10,8 +10,19 @@ import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
-from copfl.choosing.candidates import ALONE, APFL, MEASURES, Candidate, Facts, Tried, candidates_for, only
+from copfl.choosing.candidates import (
+    ALONE,
+    APFL,
+    LOCAL,
+    MEASURES,
+    Candidate,
+    Facts,
+    Tried,
+    candidates_for,
+    only,
+)
 from copfl.choosing.choice import choose
 from copfl.choosing.evaluate import Evaluated, Room, evaluate, of_rivals
 from copfl.choosing.folds import Folds
@@ -128,7 +139,7 @@ def found_and_judged(run: Run, has_verdict: bool = True) -> tuple[Run, Given]:
     logger.info(
         f"finding the number of rounds, {run.run.rounds} at most, with {parts}; {option('rounds')} sets it"
     )
-    with _rivals(run, alike, plan) as rivals:
+    with rivals_of_sites(run, alike, plan) as rivals:
         evaluated, left_out = evaluate(tried, lambda candidate: run, room, rivals)
     if name not in evaluated:
         raise UsageError(left_out[name])
@@ -164,19 +175,20 @@ def _chosen(run: Run, layers: Sequence[Layer], rounds: int = 0) -> tuple[Run, Gi
     features = table_features(room.samples)
     # For the rows as rivals take them; it says nothing of rivals after the rounds, as they are trained now.
     quiet: Layer = {"run": {**off["run"], "rivals": False}}
-    alike = prepare(completed({**quiet, "algorithm": {"name": "levels"}} if features else quiet))
-    plan = plan_of(alike)
     has_rate = any("lr" in layer.get("optimizer", {}) for layer in layers)
     facts = Facts(
         room.samples.kind,
         run.model.name,
         room.rows,
         features,
-        rivals=() if plan is None else plan.kinds,
+        rivals=(),
         is_mixed=run.algorithm.name == APFL,
         wants_network=has_rate,
     )
-    tried = candidates_for(facts)
+    first = candidates_for(facts).candidates[0]  # whose columns or words the rivals have, too
+    alike = prepare(completed({**quiet, **(first.layer or {})}))
+    plan = plan_of(alike)
+    tried = candidates_for(facts._replace(rivals=() if plan is None else plan.kinds))
     methods = ", ".join(one.name for one in tried.candidates if not one.rival)
     logger.info(
         f"choosing among {methods} and what each client has alone, by cross-validation of {room.rows:,} training "
@@ -187,30 +199,73 @@ def _chosen(run: Run, layers: Sequence[Layer], rounds: int = 0) -> tuple[Run, Gi
     def run_of(candidate: Candidate) -> Run:
         return completed({**off, **(candidate.layer or {})})
 
-    with _rivals(run, alike, plan) as rivals:
+    with rivals_of_sites(run, alike, plan) as rivals:
         evaluated, left_out = evaluate(tried, run_of, room, rivals, bool(rounds))
+    found, given = decided(
+        evaluated,
+        Tried(tried.candidates, {**tried.left_out, **left_out}),
+        room,
+        room.folds.number if features else room.folds.by_steps,
+        Settings(run_of, completed, alike, plan),
+    )
+    choice: Choice = given[CHOICE]
+    if found.run.find_rounds == "done":
+        logger.info(f"{choice.federation} has the lowest loss, after {found.run.rounds} rounds")
+    elif not found.run.own_models:
+        logger.info(f"{choice.federation} has the lowest loss")
+    return found, given
+
+
+class Settings(NamedTuple):
+    """How candidates become runs."""
+
+    run_of: Callable[[Candidate], Run]  # of a method
+    completed: Callable[[Layer], Run]  # with what all candidates have
+    alike: Experiment  # has the rows as rivals take them
+    plan: RivalPlan | None  # None: there are no rivals
+
+
+def decided(
+    evaluated: Mapping[str, Evaluated], tried: Tried, room: Room, folds: int, settings: Settings
+) -> tuple[Run, Given]:
+    """The settings that train, and why: the choice by the table of losses, and the verdict.
+
+    Args:
+        evaluated: The table.
+        tried: The candidates, and why others are not in the table.
+        room: The rows, and which are held out.
+        folds: On which all were tried.
+        settings: How a candidate becomes a run.
+    """
     names = {one.name: one for one in tried.candidates if one.name in evaluated}
-    can_keep = bool(features) and plan is not None and plan.inputs.trees and room.samples.kind != MULTILABEL
-    only_shown = [] if can_keep else [name for name, one in names.items() if one.rival]
+    plan, kind = settings.plan, room.samples.kind
+    only_shown = [name for name, one in names.items() if one.rival and not can_keep(plan, room.samples)]
     choice = choose(
         {name: evaluated[name].losses for name in names},
-        room.samples.kind == REGRESSION,
-        room.folds.number if features else room.folds.by_steps,
-        {**tried.left_out, **left_out},
+        kind == REGRESSION,
+        folds,
+        tried.left_out,
         alone=[name for name, one in names.items() if one.is_alone],
         without_exceptions=[name for name, one in names.items() if not (one.keeps_own or one.rival)],
         only_shown=only_shown,
-        measure=MEASURES[room.samples.kind],
+        measure=MEASURES[kind],
     )
     given = {CHOICE: choice, **verdict_of(evaluated, tried, room, only_shown)}
     taken = names[choice.federation]
     if plan is not None and (taken.rival or choice.exceptions):
-        return _with_own_models(choice, names, run_of, completed, alike, plan), given
-    found = _run_of(taken, names, run_of, evaluated)
-    logger.info(
-        f"{choice.federation} has the lowest loss{f', after {found.run.rounds} rounds' if taken.by_steps else ''}"
-    )
-    return found, given
+        return _with_own_models(choice, names, settings, plan), given
+    return _run_of(taken, names, settings.run_of, evaluated), given
+
+
+def can_keep(plan: RivalPlan | None, samples: Dataset) -> bool:
+    """Whether a site can have a model of scikit-learn as its own.
+
+    Args:
+        plan: Of the rivals.
+        samples: The data set.
+    """
+    is_table = bool(table_features(samples)) and samples.kind != MULTILABEL
+    return plan is not None and plan.inputs.trees and is_table
 
 
 def verdict_of(
@@ -254,7 +309,7 @@ def table_features(samples: Dataset) -> int:
 
 
 @contextlib.contextmanager
-def _rivals(
+def rivals_of_sites(
     run: Run, alike: Experiment | None, plan: RivalPlan | None
 ) -> Iterator[Callable[[], Mapping[str, Evaluated]]]:
     """Trains what sites have alone beside the `with` block, which gets a function that waits for it."""
@@ -298,7 +353,7 @@ def _run_of(
 
 
 def _with_rounds(run: Run, evaluated: Mapping[str, Evaluated], name: str) -> Run:
-    rounds, alone = evaluated[name].rounds, evaluated.get(name + ALONE)
+    rounds, alone = evaluated[name].rounds, evaluated.get(name + ALONE, evaluated.get(LOCAL))
     settings = dataclasses.replace(
         run.run,
         rounds=rounds,
@@ -312,21 +367,19 @@ def _with_rounds(run: Run, evaluated: Mapping[str, Evaluated], name: str) -> Run
 def _with_own_models(
     choice: Choice,
     names: Mapping[str, Candidate],
-    run_of: Callable[[Candidate], Run],
-    completed: Callable[[Layer], Run],
-    alike: Experiment,
+    settings: Settings,
     plan: RivalPlan,
 ) -> Run:
     """The settings of a method whose sites keep models of their own, or of models of all sites alone."""
-    base = names[choice.federation]
+    base, alike = names[choice.federation], settings.alike
     alone = {n: names[name].rival for n, name in enumerate(choice.sites) if names[name].rival}
     models = models_by_client(trained_rivals(alike, plan), alone, alike)
     trees, nodes, depth = size_of(models.values(), alike)
     algorithm = {"name": "levels", "alone": True}  # nothing is sent
     if not base.rival:
-        trained = run_of(base).algorithm
+        trained = settings.run_of(base).algorithm
         algorithm = {"name": trained.name, **trained.options}
-    return completed(
+    return settings.completed(
         {
             "algorithm": algorithm,
             "model": {"name": "trees", "trees": trees, "nodes": nodes, "depth": depth},

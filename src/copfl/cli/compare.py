@@ -160,22 +160,20 @@ def choose(
         str,
         option(
             "Training",
-            "Rounds of all runs together, as 300, or a time, as 10m; default: a third of a comparison.",
+            "Rounds of all training together, as 300, or a time, as 10m; default: what all take on one fold.",
         ),
     ] = "",
     seeds: options.Seeds = None,
     tune: Annotated[
         list[str] | None,
-        option("Training", "Values that each candidate races with, as lr=1e-2,1e-3; repeatable."),
+        option("Training", "Values that each candidate is tried with, as lr=1e-2,1e-3; repeatable."),
     ] = None,
     addons: Annotated[
         bool,
-        option("Training", "The last candidates also race with training add-ons; default: off.", "--addons"),
+        option(
+            "Training", "The best candidates are also tried with training add-ons; default: off.", "--addons"
+        ),
     ] = False,
-    validation: Annotated[
-        float | None,
-        option("Training", "Fraction of the training samples to race on, between 0 and 1; default: 0.2."),
-    ] = None,
     retrain: Annotated[
         bool,
         option(
@@ -184,25 +182,25 @@ def choose(
     ] = True,
     jobs: options.Jobs = None,
     out: Annotated[
-        Path | None, option("Output", "Folder; finished runs in it are used again.", "--out -o")
+        Path | None, option("Output", "Folder; what was tried in it is used again.", "--out -o")
     ] = None,
     quiet: options.Quiet = False,
     as_json: options.Json = False,
 ) -> None:
-    """Find the best method for this federation: a race of the algorithms on validation samples.
+    """Find the best method for this federation, on folds of its training samples.
 
-    Test samples are not used. Local training is always in the race.
+    Test samples are not used. Local training is always among the candidates.
     """
     options.check_algorithms(algorithms or [])  # before torch is imported
     _start_early(line, jobs, None)
     with process.importing():
-        from copfl.comparison.choosing import choose as racing
+        from copfl.comparison.choosing import choose as choosing
         from copfl.comparison.rows import entries, spaces
 
     values = spaces.tried_values(tune or [], "--tune")
     named_code.name(named_code.modules_in(values))
     with stoppable(AGAIN), _runs_shown(quiet) as (log, forecast):
-        choice = racing.choose(
+        choice = choosing.choose(
             algorithms or ["all"],
             budget=budget,
             seeds=entries.seeds_of("0,1,2" if seeds is None else seeds),
@@ -210,7 +208,6 @@ def choose(
             out=out or Path("runs") / f"choose-{options.data_name(line)}",
             tune=values,
             addons=addons,
-            validation=entries.VALIDATION if validation is None else validation,
             retrain=retrain,
             jobs=jobs or 0,
             log=log,

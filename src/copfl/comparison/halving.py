@@ -1,7 +1,7 @@
 """Successive halving: all that is tried trains for a few rounds, the best third for more, and so on.
 
-A grid, a search with Optuna and the race of `choose` promote alike. A grid has one rung, all rounds; a search has
-three; how many a race has follows from its budget, see `choosing.budget`.
+A grid and a search with Optuna promote alike. A grid has one rung, all rounds; a search has three. `choose` takes as
+many to the next fold.
 """
 
 import math

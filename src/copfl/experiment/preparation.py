@@ -212,7 +212,8 @@ def dataset(run: Run) -> Dataset:
     if is_text and pretrained.is_pretrained(run.model.name):
         logger.info(f"tokenising {len(samples.train) + len(samples.test):,} sentences")
     samples = tokenized(samples, run.model)
-    if much_padding := hints.padding(samples, run.model.max_length or 0):
+    # The tokens of the model words are no sequence: more of them are pairs than words.
+    if run.model.name != "words" and (much_padding := hints.padding(samples, run.model.max_length or 0)):
         logger.info(much_padding)
     return samples if run.run.augment else dataclasses.replace(samples, augment=False)
 

@@ -23,6 +23,7 @@ from copfl.experiment.experiment import Experiment
 from copfl.experiment.progress import counted
 from copfl.measures.metrics import Metric
 from copfl.models import pretrained
+from copfl.models.networks import WEIGHT_OF_PAIRS, Words
 from copfl.rivals import process
 from copfl.rivals.choice import best_of, best_of_sites
 from copfl.rivals.effort import MOST_SITES, Effort, effort_of, effort_of_survival
@@ -123,7 +124,8 @@ def site_rows(
     both, targets = (x, x_test), [part.cpu().numpy() for part in (y, y_test)]
     if inputs.how == WORDS:
         width = 1 + max(int(x["input_ids"].max()) if x["input_ids"].numel() else 0 for x in both)
-        matrices = [_word_counts(x, width) for x in both]
+        words = task.module.words if isinstance(task.module, Words) else width
+        matrices = [_word_weights(x, width, words) for x in both]
     elif inputs.how == FEATURES:
         matrices = [_features(task, x) for x in both]
     else:
@@ -138,15 +140,24 @@ def _columns(x: Any) -> Array:
     )
 
 
-def _word_counts(x: dict[str, torch.Tensor], width: int) -> Any:
-    """How often each word is in each text, sparse [n, width]."""
+def _word_weights(x: dict[str, torch.Tensor], width: int, words: int) -> Any:
+    """1 + the logarithm of how often each word is in each text, and of a pair half of it; sparse [n, width].
+
+    Args:
+        x: The tokens.
+        width: One more than the largest token.
+        words: The largest token that is no pair of words.
+    """
     from scipy.sparse import csr_array
 
     ids = x["input_ids"].cpu().numpy()
     seen = x["attention_mask"].cpu().numpy() > 0 if "attention_mask" in x else np.ones(ids.shape, bool)
     texts = np.broadcast_to(np.arange(len(ids))[:, None], ids.shape)
     ones = np.ones(int(seen.sum()))
-    return csr_array((ones, (texts[seen], ids[seen])), shape=(len(ids), width))
+    weights = csr_array((ones, (texts[seen], ids[seen])), shape=(len(ids), width))
+    weights.sum_duplicates()
+    weights.data = (1 + np.log(weights.data)) * np.where(weights.indices > words, WEIGHT_OF_PAIRS, 1)
+    return weights
 
 
 def _features(task: Task, x: Any) -> Array:

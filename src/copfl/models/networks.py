@@ -19,6 +19,7 @@ from copfl.kernels.draws import seeded
 from copfl.models.trees import TREES, Trees, trees_of_step
 
 MOST_LAYERS = 32  # of dilated convolutions: 2^32 tokens
+WEIGHT_OF_PAIRS = 0.5  # of neighbours in a text beside its words, which are seen more often
 IMAGE = ("images", "channels", "height", "width")
 
 
@@ -232,27 +233,38 @@ class Intercept(nn.Module):
 
 
 class Words(nn.Module):
-    """A linear model of hashed words, for texts; has its own tokens (words)
+    """A linear model of hashed words and pairs of words, for texts; has its own tokens (words, pairs)
 
-    A text's features are how often each word is in it, divided by the square root of the text's length. The head is the
-    intercept alone. It begins at zero, as nothing in it needs a random start.
+    Each word that a text has counts 1 / the square root of their number, and each pair of neighbours the same, and half
+    as much. Without pairs it is a model of words. The head is the intercept alone. It begins at zero, as nothing in it
+    needs a random start.
     """
 
-    def __init__(self, shape: object, classes: int, words: int = 2**15) -> None:
+    def __init__(self, shape: object, classes: int, words: int = 2**15, pairs: int = 2**15) -> None:
         super().__init__()
         at_least(1, words=words)
-        self.embedding = nn.Embedding(words + 1, classes)
+        at_least(0, pairs=pairs)
+        self.words = words
+        self.embedding = nn.Embedding(1 + words + pairs, classes)
         nn.init.zeros_(self.embedding.weight)
         self.head = Intercept(classes)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        weight = _mask(input_ids, attention_mask)[..., None].to(self.embedding.weight.dtype)
-        total = (self.embedding(input_ids) * weight).sum(-2)
-        logits: Tensor = self.head(total / weight.sum(-2).clamp(min=1).sqrt())
+        weights = self.weights(input_ids, attention_mask)
+        logits: Tensor = self.head((self.embedding(input_ids) * weights[..., None]).sum(-2))
         return logits
 
+    def weights(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """[..., t]: what each token of a text counts."""
+        seen = _mask(input_ids, attention_mask).to(self.embedding.weight.dtype)
+        words = seen * (input_ids <= self.words)
+        of_words, of_pairs = (
+            part / part.sum(-1, keepdim=True).clamp(min=1).sqrt() for part in (words, seen - words)
+        )
+        return of_words + WEIGHT_OF_PAIRS * of_pairs
+
     def texts_with(self, input_ids: Tensor, attention_mask: Tensor | None, valid: Tensor) -> Tensor:
-        """[words + 1]: in how many of the valid texts [n] each word is."""
+        """[tokens]: in how many of the valid texts [n] each word and each pair is."""
         seen = (_mask(input_ids, attention_mask) > 0) & valid[:, None]
         ids = torch.where(seen, input_ids, 0).sort(-1).values
         first = torch.cat([torch.ones_like(seen[:, :1]), ids[:, 1:] != ids[:, :-1]], -1) & (ids > 0)

@@ -8,6 +8,7 @@ import os
 import re
 import zlib
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -120,19 +121,45 @@ class Bytes:
 
 
 class HashedWords:
-    """The tokens of the models `embedding` and `words`: 1 + a hash of each word; 0 is padding.
+    """The tokens of the model `embedding`: 1 + a hash of each word; 0 is padding.
 
     It has no vocabulary, so that a further text has the same tokens whatever texts were trained on.
     """
-
-    WORD = re.compile(r"\w+|[^\w\s]")
 
     def __init__(self, words: int, max_length: int = 0) -> None:
         self.words, self.max_length = words, max_length or 128
 
     def __call__(self, texts: Sequence[str]) -> Arrays:
         """input_ids and attention_mask [n, length], padded to the longest; texts are cut to max_length."""
-        lists = [self.WORD.findall(text.lower())[: self.max_length] for text in texts]
-        return padded(
-            [[1 + zlib.crc32(w.encode("utf-8", "replace")) % self.words for w in words] for words in lists]
-        )
+        lists = [_words_of(text)[: self.max_length] for text in texts]
+        return padded([[1 + _hash(word) % self.words for word in words] for words in lists])
+
+
+class WordsAndPairs:
+    """The tokens of the model `words`: each word of a text once, and then each pair of neighbours once.
+
+    A word is 1 + its hash, a pair 1 + words + its hash, and 0 is padding. How often a word is repeated tells less than
+    that it is there, and a repeated word would hide the others.
+    """
+
+    def __init__(self, words: int, pairs: int, max_length: int = 0) -> None:
+        self.words, self.pairs, self.max_length = words, pairs, max_length or 512
+
+    def __call__(self, texts: Sequence[str]) -> Arrays:
+        """input_ids and attention_mask [n, length], padded to the longest; texts are cut to max_length words."""
+        return padded([self._tokens(_words_of(text)[: self.max_length]) for text in texts])
+
+    def _tokens(self, words: Sequence[str]) -> list[int]:
+        of_words = {1 + _hash(word) % self.words for word in words}
+        if not self.pairs:
+            return sorted(of_words)
+        neighbours = {f"{word} {after}" for word, after in pairwise(words)}
+        return sorted(of_words | {1 + self.words + _hash(pair) % self.pairs for pair in neighbours})
+
+
+def _words_of(text: str) -> list[str]:
+    return re.findall(r"\w+|[^\w\s]", text.lower())
+
+
+def _hash(word: str) -> int:
+    return zlib.crc32(word.encode("utf-8", "replace"))

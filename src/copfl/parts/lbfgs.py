@@ -2,7 +2,8 @@
 
 `begun` has a first point. Whoever gets the gradient at `point` passes it to `moved`, which has the next point. A step
 whose end is uphill too steeply is shortened: its length is where the slope between both ends would be zero. For convex
-objectives that needs no value of the objective, and it allows an objective that changes slowly on the way.
+objectives that needs no value of the objective, and it allows an objective that changes slowly on the way. What such a
+change would make of the curvature is no curvature: see `least`, and a step is at most LONGER times the last one.
 """
 
 from typing import NamedTuple
@@ -12,6 +13,8 @@ from torch import Tensor
 
 MEMORY = 8  # pairs of steps and changes of the gradient
 STEEP = 0.9  # of the slope at the begin of a step, which the slope at its end may have uphill
+LONGER = 10.0  # than the last step a step may be
+TINY = 1e-30
 SHORTENED = 0.1, 0.7  # of its length that a step keeps, at least and at most
 
 
@@ -32,18 +35,28 @@ def begun(point: Tensor) -> Search:
     return Search(point, point, zero, zero, point.new_ones(()), none, none, point.new_zeros(()))
 
 
-def moved(search: Search, gradient: Tensor) -> Search:
-    """The search after this gradient [d] at its point; unchanged if it is not finite."""
+def moved(search: Search, gradient: Tensor, least: Tensor | float = 0.0) -> Search:
+    """The search after this gradient [d] at its point; unchanged if it is not finite.
+
+    Args:
+        search: The search before it.
+        gradient: Of the objective, which may change a little from step to step.
+        least: Curvature that the objective has in every direction. A pair with less says how the objective changed, and
+            not how it is curved; a step by it could be of any length.
+    """
     before, after = search.gradient @ search.direction, gradient @ search.direction
     is_first = search.accepted == 0
     is_accepted = is_first | (after <= STEEP * before.abs())
     step, change = search.point - search.begin, gradient - search.gradient
-    is_pair = is_accepted & ~is_first & (step @ change > 0)
+    is_pair = is_accepted & ~is_first & (step @ change > least * (step @ step))
     steps, changes = (
         torch.where(is_pair, torch.cat([new[None], old[:-1]]), old)
         for new, old in ((step, search.steps), (change, search.changes))
     )
-    direction = torch.where(is_accepted, -_times_inverse(steps, changes, gradient), search.direction)
+    newton = -_times_inverse(steps, changes, gradient)
+    longest = torch.where(step.norm() > 0, LONGER * step.norm(), torch.inf)
+    newton = newton * (longest / newton.norm().clamp(min=TINY)).clamp(max=1)
+    direction = torch.where(is_accepted, newton, search.direction)
     secant = (before / torch.where(is_accepted, 1, before - after)).clamp(*SHORTENED)
     length = torch.where(is_accepted, 1, secant * search.length)
     begin = torch.where(is_accepted, search.point, search.begin)
@@ -65,7 +78,7 @@ def moved(search: Search, gradient: Tensor) -> Search:
 def _times_inverse(steps: Tensor, changes: Tensor, gradient: Tensor) -> Tensor:
     """The gradient times the inverse Hessian that these pairs describe: the two loops of the paper.
 
-    Without a pair the step has the gradient's direction, and a length of 1 at most.
+    Without a pair the step has the gradient's direction, and a length of 1.
     """
     product = (steps * changes).sum(1)  # 0: there is no such pair
     weight = torch.where(product > 0, 1 / torch.where(product > 0, product, 1), 0)
@@ -76,7 +89,7 @@ def _times_inverse(steps: Tensor, changes: Tensor, gradient: Tensor) -> Tensor:
     curvature = changes[0] @ changes[0]
     has_pair = curvature > 0
     first = torch.where(
-        has_pair, product[0] / torch.where(has_pair, curvature, 1), 1 / gradient.norm().clamp(min=1)
+        has_pair, product[0] / torch.where(has_pair, curvature, 1), 1 / gradient.norm().clamp(min=TINY)
     )
     result = first * result
     for s, y, rho, factor in reversed(list(zip(steps, changes, weight, factors, strict=True))):

@@ -1,6 +1,6 @@
 """The report of a choice among methods, from the ranking.json in its folder.
 
-`copfl report` on the folder of a choice calls it. A race whose time was up has a ranking, too.
+`copfl report` on the folder of a choice calls it. A choice whose time was up has a ranking, too.
 """
 
 from collections.abc import Mapping
@@ -8,24 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from copfl import foreign
-from copfl.charts import Lines, mean_curve
 from copfl.errors import RunError, raised_as
-from copfl.experiment.answer import answer_of, section_of
-from copfl.experiment.reading import read_all
-from copfl.measures.metrics import MetricInfo
+from copfl.experiment.answer import of_verdict, section_of
 from copfl.report.document import Document
-from copfl.sections import Section
 from copfl.tables import Table
+from copfl.verdict.verdict import from_json
 
-FILE, RACE, CHOSEN = "ranking.json", "race", "chosen"
+FILE, LOSSES, CHOSEN = "ranking.json", "losses", "chosen"
 
 
 def is_choice(folder: Path) -> bool:
-    """Whether a folder is of `copfl choose`; RunError if its race has no ranking."""
-    if (folder / RACE).is_dir() and not (folder / FILE).is_file():
+    """Whether a folder is of `copfl choose`; RunError if it has no ranking yet."""
+    if (folder / LOSSES).is_dir() and not (folder / FILE).is_file():
         raise RunError(
-            f"{folder} has a race without a ranking: it was stopped, or its time was up before any candidate had "
-            "trained enough; the same command goes on, with a larger budget"
+            f"{folder} has losses of candidates without a ranking: it was stopped, or its time was up before any "
+            "candidate was tried; the same command goes on, with a larger budget"
         )
     return (folder / FILE).is_file()
 
@@ -36,34 +33,23 @@ def document_of(folder: Path) -> Document:
     with raised_as(RunError, damaged, OSError, *foreign.DAMAGE):
         content = foreign.read_json(foreign.inside(folder, path))
         trained = (folder / CHOSEN / "rounds.jsonl").is_file()
-        page = _document(content, MetricInfo(**content["metric"]), folder if trained else None)
-        answer = answer_of(read_all([folder / CHOSEN])[0]) if trained else None
-        return page if answer is None else page._replace(answer=section_of(answer))
+        return _document(content, folder if trained else None)
 
 
-def _document(content: Mapping[str, Any], metric: MetricInfo, trained: Path | None) -> Document:
+def _document(content: Mapping[str, Any], trained: Path | None) -> Document:
     table = content["table"]
-    lines = [
-        mean_curve(
-            str(label),
-            [dict(zip(run["rounds"], run[metric.name], strict=True)) for run in runs],
-            n,
-            metric.factor,
-        )
-        for n, (label, runs) in enumerate(content["curves"].items())
-    ]
-    about = "The mean over sites and seeds, on validation samples."
-    curves = Lines("curves", "The race by round", about, [], metric.label, lines, metric.unit)
+    verdict = None if content["verdict"] is None else from_json(content["verdict"])
     where = (
         [f"The choice, trained on all training samples: copfl report {trained / CHOSEN}"] if trained else []
     )
     return Document(
         title=str(table["title"]),
-        subtitle=f"{len(table['rows'])} rows; {metric.in_unit} on validation samples",
-        conclusion=[*map(str, content["answer"]), str(content["verdict"]["text"]), *where],
+        subtitle=f"{len(table['rows'])} candidates; {content['loss']} on rows that they did not see",
+        conclusion=[*map(str, content["answer"]), *where],
         tiles=[],
         tables=[Table("Ranking", [*map(str, table["head"])], [[*map(str, row)] for row in table["rows"]])],
         notes=[*map(str, table["notes"])],
         facts=None,
-        sections=[Section("race", "The race", "How did the candidates train?", [curves])],
+        sections=[],
+        answer=None if verdict is None else section_of(of_verdict(verdict, [*map(str, content["sites"])])),
     )

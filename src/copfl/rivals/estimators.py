@@ -310,10 +310,10 @@ def _constant(y: Array, classes: int) -> Array:
 
 
 def _scaled(x: Any, model: Any) -> Any:
-    """The model behind a scaling of its columns; of counts of words, TF-IDF."""
+    """The model behind a scaling of its columns; of words, TF-IDF."""
     from scipy.sparse import issparse
     from sklearn.feature_extraction.text import TfidfTransformer
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    return make_pipeline(TfidfTransformer(sublinear_tf=True) if issparse(x) else StandardScaler(), model)
+    return make_pipeline(TfidfTransformer() if issparse(x) else StandardScaler(), model)

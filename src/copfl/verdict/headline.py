@@ -11,10 +11,20 @@ import numpy as np
 from copfl.charts import GainChart, GainRow, folded
 from copfl.rivals.records import Array
 from copfl.stats import t_quantile
-from copfl.verdict.verdict import BETTER, EQUALLY, UNCLEAR, UNKNOWN, WORSE, Estimate, SiteGain, Verdict
+from copfl.verdict.verdict import (
+    AS_ALL,
+    BETTER,
+    EQUALLY,
+    UNCLEAR,
+    UNKNOWN,
+    WORSE,
+    Estimate,
+    SiteGain,
+    Verdict,
+)
 
 MEAN = "All sites (mean)"
-MARKS = {BETTER: "▲", WORSE: "▼", UNCLEAR: "=", EQUALLY: "=", UNKNOWN: "?"}  # beside the words
+MARKS = {BETTER: "▲", WORSE: "▼", AS_ALL: "≈", UNCLEAR: "=", EQUALLY: "=", UNKNOWN: "?"}  # beside the words
 
 
 class Check(NamedTuple):

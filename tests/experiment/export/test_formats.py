@@ -137,7 +137,7 @@ assert "copfl" not in sys.modules
 """
 
 
-@pytest.mark.job
+@slow
 def test_torch_alone_predicts_the_same(found: dict[str, copfl.Bundle], exported: Path) -> None:
     for name in TORCH:
         bundle, cases = found[name], []

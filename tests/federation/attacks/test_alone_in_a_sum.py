@@ -29,7 +29,8 @@ def with_few_rows(nodes: Nodes) -> Nodes:
 
 def pixels(config: dict[str, Any]) -> np.ndarray[Any, Any]:
     """The rows as the model sees them."""
-    return (np.load(config["data"])["x"].reshape(-1, 64) / 255 - 0.3) / 0.37
+    x: np.ndarray[Any, Any] = np.load(config["data"])["x"]
+    return (x.reshape(-1, 64) / 255 - 0.3) / 0.37
 
 
 def gradient_of(config: dict[str, Any], model: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -38,7 +39,8 @@ def gradient_of(config: dict[str, Any], model: np.ndarray[Any, Any]) -> np.ndarr
     scores = x @ model.T
     chances = np.exp(scores - scores.max(1, keepdims=True))
     chances /= chances.sum(1, keepdims=True)
-    return (chances - np.eye(10)[y]).T @ x / len(x)
+    found: np.ndarray[Any, Any] = (chances - np.eye(10)[y]).T @ x / len(x)
+    return found
 
 
 def told(found: np.ndarray[Any, Any], update: np.ndarray[Any, Any]) -> float:

@@ -23,7 +23,9 @@ PULL = "/v1/fleet/pull-messages"
 class Sent:
     """A request whose body is sent in parts, and what becomes of it."""
 
-    def __init__(self, path: str, client: str, parts: Iterable[bytes], declared: int | None = None) -> None:
+    def __init__(
+        self, path: str, client: str, parts: Iterable[bytes], declared: int | str | None = None
+    ) -> None:
         headers = [(b"content-type", b"application/protobuf")]
         headers += [] if declared is None else [(b"content-length", str(declared).encode())]
         self.scope = {
@@ -106,6 +108,14 @@ def test_flowers_server_reads_no_body_that_is_too_large(
     assert in_chunks.taken <= bodies.MOST_OF_AN_OBJECT + len(PART)
     assert unknown_path.taken <= bodies.MOST_OF_OTHERS + len(PART)
     assert of_this_machine.taken <= bodies.MOST_OF_THIS_MACHINE + len(PART)
+
+
+@pytest.mark.parametrize(("length", "status"), [("0" * 5000 + "1", 200), ("9" * 5000, 413)])
+def test_a_length_of_thousands_of_digits_is_no_error_of_the_server(length: str, status: int) -> None:
+    """Python reads no such number, and each was a traceback in the server's log."""
+    sent = Sent(OBJECTS, OTHER, [b"x"], declared=length)
+    answered(Bodies(Behind()), sent)
+    assert sent.status == status
 
 
 def test_a_body_within_the_limits_arrives_whole() -> None:

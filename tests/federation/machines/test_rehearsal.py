@@ -127,7 +127,10 @@ def test_init_says_why_and_how_to_have_another(
     rehearsal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = called(capsys, "federate", "init", str(tmp_path / "usual"), "-d", "heart").out
-    assert "Nobody named a method, so levels is trained, 16 rounds" in told
+    assert (
+        "Nobody named a method: `copfl federate run` first compares levels, levels with slopes and what"
+        in told
+    )
     assert "--like RUN" in told
     told = called(capsys, "federate", "init", str(tmp_path / "like"), "--like", str(rehearsal)).out
     assert f"Trained as in {rehearsal}: levels, 3 rounds" in told

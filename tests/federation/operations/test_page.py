@@ -171,7 +171,7 @@ def test_a_trial_prints_the_same_table(tmp_path: Path, capsys: pytest.CaptureFix
     (table,) = ended(state, 24).tables
     _show(state.app, iter([]))
     printed = capsys.readouterr().out
-    assert "What each client contributes" in printed
+    assert "What each site contributes" in printed
     for name, benefit, interval, *_ in table.rows:
         assert f"{benefit}  {interval}" in next(
             line for line in printed.splitlines() if line.startswith(name)
@@ -183,7 +183,7 @@ def test_without_intervals_there_is_no_benefit(tmp_path: Path) -> None:
     found = ended(ServerState(tmp_path / "clinic", NAMES, benefit=True), 3)
     (table,) = found.tables
     assert {tuple(row[1:5]) for row in table.rows} == {("-", "-", "not known", "-")}
-    assert "3 rounds are few for 6 clients: 22 or more" in " ".join(table.notes)
+    assert "3 rounds are few for 6 sites: 22 or more" in " ".join(table.notes)
 
 
 def test_a_run_that_does_not_measure_it_has_no_benefit(written: dict[str, Written]) -> None:

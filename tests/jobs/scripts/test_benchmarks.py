@@ -6,7 +6,6 @@ What only a GPU or other processes can show is left out: a benchmark's own funct
 from __future__ import annotations
 
 import contextlib
-import gzip
 import importlib.util
 import json
 import math
@@ -18,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -92,6 +92,18 @@ class Tiny(nn.Sequential):
 
 
 @smoke
+def natural(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (90, 1, 8, 8), dtype=np.uint8), np.arange(90) % 2
+    x[y == 1, :, :4] //= 4
+    np.savez(folder / "spoken.npz", x=x, y=y, group=np.arange(90) // 45)
+    main_of(module, monkeypatch, ".", "--of=spoken", "--rounds=1")
+    record = json.loads(Path("natural.jsonl").read_text())
+    assert record["rounds"] == 1
+    assert 0 <= record["accuracy"] <= 100
+
+
+@smoke
 def adapters(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SENTENCES", 4)
     monkeypatch.setattr(module, "BATCH", 2)
@@ -144,42 +156,6 @@ def check_masks(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
         )
         == 6
     )
-
-
-@smoke
-def choose(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ALGORITHMS", ["local", "fedavg"])
-    monkeypatch.setattr(module, "SEEDS", (4, 5))
-    monkeypatch.setattr(module, "ROUNDS", 2)
-    module.BASE["run"]["rounds"] = 2
-    setting, *_ = module.settings(folder)
-    tested = module.full(setting, folder / "found")
-    found = {"setting": setting.name, "test": tested, "best": max(tested, key=lambda name: sum(tested[name]))}
-    found["races"] = module.raced(setting, folder / "found", tested, 1)
-    assert found["races"][0]["chosen"] in tested
-    assert setting.name in module.table([found])
-
-
-@smoke
-def choose_records(module: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = {"clients": 3, "rounds": 2}
-    tables = [
-        {
-            "data": {"name": "d"},
-            "partition": {"name": "p"},
-            "algorithm": {"name": name},
-            "optimizer": {"name": "adam"},
-            "run": {**run, "seed": seed},
-        }
-        for name in ("local", *(f"other {n}" for n in range(module.LEAST)))
-        for seed in {*module.RACED, *module.TESTED}
-    ]
-    lines = [
-        json.dumps({"validation": 0, "tables": each, "rounds": [1, 2], "curves": {"accuracy": [0.1, 0.2]}})
-        for each in tables
-    ]
-    (folder / "records.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-    assert main_of(module, monkeypatch, str(folder)) == 0
 
 
 @smoke

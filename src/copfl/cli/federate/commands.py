@@ -121,6 +121,11 @@ def _tell_method(folder: Path, like: Path | None, *, is_named: bool) -> None:
     name, rounds = config["algorithm"]["name"], config["run"]["rounds"]
     if like is not None:
         print(f"Trained as in {like}: {name}, {rounds} rounds")
+    elif not is_named and (candidates := config["choice"]["candidates"]):
+        print(
+            f"Nobody named a method: `copfl federate run` first compares {candidates.replace(',', ', ')} and what each "
+            f"site has alone, on rows that each site holds out, by sums of losses; then {rounds} rounds are trained"
+        )
     elif name == LEVELS and not is_named:
         print(
             f"Nobody named a method, so {name} is trained, {rounds} rounds: a linear model with an intercept for each "
@@ -130,7 +135,7 @@ def _tell_method(folder: Path, like: Path | None, *, is_named: bool) -> None:
         print(f"Nobody named a method, so {name} is trained, {rounds} rounds: what suits such data at first")
     if not is_named:
         print(
-            "To choose by losses on held-out rows instead, rehearse with `copfl run` on data like the sites', and "
+            "To have more methods compared, and to know before, rehearse with `copfl run` on data like the sites', and "
             "begin in a new folder with --like RUN"
         )
 

@@ -1,77 +1,131 @@
-"""The ranking of a race: its rows, its table and its files.
+"""The table of losses as a ranking: its rows, its table and its files.
 
-`choose` makes a `Choice` of a race and writes it.
+`choose` makes a `Choice` and writes it.
 """
 
 import json
+import math
+import statistics
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from copfl import charts
-from copfl.comparison.choosing.verdict import STAY_ALONE, Verdict
-from copfl.comparison.results.results import Record
+from copfl.choosing.choice import Losses, difference
+from copfl.experiment.answer import SITES
+from copfl.experiment.choice import Choice as Chosen
+from copfl.experiment.choice import title_of
 from copfl.files import write_bytes
-from copfl.measures.metrics import MetricInfo
-from copfl.rivals.file import as_json as rivals_as_json
-from copfl.rivals.records import TITLES, Rivals
+from copfl.measures.metrics import METRICS
 from copfl.settings.schema import Run
 from copfl.settings.toml import written
-from copfl.stats import LAST, Difference
+from copfl.stats import LEVEL, Interval, t_quantile
 from copfl.tables import Table, as_html, as_markdown, as_text, data_frame, listed, plain
+from copfl.verdict.headline import headline, statements
+from copfl.verdict.verdict import Verdict
+from copfl.verdict.verdict import as_json as verdict_as_json
 
-LOCAL = "local"
 WIDTH = 110  # of the text
-CHOSEN, ALIKE = "chosen", "not distinguishable"
+CHOSEN, ALIKE, WORSE, SHOWN = "chosen", "not distinguishable", "worse", "better, and is not trained here"
+NORMAL = 1e6  # degrees of freedom of the normal distribution
 
 
 class Ranked(NamedTuple):
     label: str
-    rounds: int  # that each of its runs was trained for
-    seeds: int  # its runs
-    value: float  # the primary metric on the validation samples: mean over clients and seeds
-    gap: Difference | None  # to the choice, after as many rounds; None of the choice itself
-    status: str  # CHOSEN, ALIKE, "worse", why it cannot be compared, or when and why it was dropped
+    folds: int  # on which it was tried
+    seeds: int
+    rounds: int  # after which its loss is the lowest; 0: it ends by itself
+    value: float  # the mean loss over sites of the rows that it did not see
+    gap: float  # to the choice, on common rows; nan: none
+    bounds: Interval  # of that difference, 95 %
+    status: str  # CHOSEN, ALIKE, WORSE, SHOWN, or when and why it was given up
+
+
+class Row(NamedTuple):
+    """A candidate as it was tried."""
+
+    label: str
+    losses: Losses
+    folds: int
+    seeds: int
+    rounds: int
+    given_up: str = ""  # when and why; "": it could be chosen
+
+
+def ranked(rows: Sequence[Row], chosen: str, is_rmse: bool, means: Mapping[str, float]) -> list[Ranked]:
+    """The ranking: what could be chosen by its loss, then the others, later given up first.
+
+    Args:
+        rows: That were tried.
+        chosen: The name of the choice.
+        is_rmse: Whether losses are squared errors.
+        means: Of what could be chosen, on common rows.
+    """
+    best = next(row for row in rows if row.label == chosen)
+    able = [row for row in rows if not row.given_up]
+    narrow, wide = (1 - (1 - LEVEL) / (2 * n) for n in (1, max(1, len(able) - 1)))
+    found = []
+    for row in rows:
+        name = row.label
+        if name == chosen:
+            gap, error = math.nan, math.nan
+        else:
+            gap, error = difference(row.losses, best.losses, is_rmse)
+        half = t_quantile(narrow, NORMAL) * error
+        beyond = t_quantile(wide, NORMAL) * error
+        status = row.given_up or (
+            CHOSEN if name == chosen else WORSE if gap > beyond else SHOWN if gap < -beyond else ALIKE
+        )
+        value = means.get(name, math.nan)
+        bounds = Interval(gap - half, gap + half)
+        found.append(Ranked(name, row.folds, row.seeds, row.rounds, value, gap, bounds, status))
+    return sorted(
+        found,
+        key=lambda one: (
+            one.status != CHOSEN,
+            math.isnan(one.value),
+            one.value if not math.isnan(one.value) else -one.folds,
+            one.gap,
+        ),
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Choice:
-    """The result of a race; `print` shows the ranking."""
+    """The result; `print` shows the ranking."""
 
     title: str
     chosen: str
     ranking: list[Ranked]
-    verdict: Verdict  # whether it pays to federate
-    metric: MetricInfo
-    spent: float  # rounds of training, of all runs of the race
+    found: Chosen  # as a run has it
+    verdict: Verdict | None  # whether it pays to federate; None: only one of together and alone is known
+    sites: list[str]  # their names
+    spent: int  # rounds of training, of all candidates
+    left_out: dict[str, str]  # why others have no row
     notes: list[str]
     folder: Path
     tested: str = ""  # the choice, trained on all training samples, on the test samples
-    rivals: Rivals | None = None  # what each client has alone, on the validation samples of the first seed
+    rival: str = ""  # the kind of model that each client trains alone; "" where the choice is a method
 
     @property
-    def rival(self) -> str:
-        """The kind of model that each client should train alone; "" where the choice is a method."""
-        return self.rivals.chosen if self.rivals is not None and self.verdict.kind == STAY_ALONE else ""
+    def loss(self) -> str:
+        return self.found.validated.loss
 
     @property
     def answer(self) -> list[str]:
         """What to do, in sentences: the method, whether to federate, and how good both are."""
-        (best,) = (row for row in self.ranking if row.status == CHOSEN)
-        alike = [row.label for row in self.ranking if row.status == ALIKE]
-        first = f"Of the methods, {self.chosen} is the best." if self.rival else f"{self.chosen} is chosen."
-        equal = (
-            f" It has the best mean, and is not shown to be better than {listed(alike, 5)}." if alike else ""
-        )
-        values = [f"{self.chosen} {self.metric.text(best.value)}{self.metric.unit}"]
-        if self.rivals is not None:
-            mean = self.rivals.means(self.rivals.chosen)[self.metric.name]
-            values.append(f"{TITLES[self.rivals.chosen]} alone {self.metric.text(mean)}{self.metric.unit}")
-        measured = f"Mean {self.metric.title} on validation samples: {', '.join(values)}."
+        alike = [title_of(row.label) for row in self.ranking if row.status == ALIKE]
+        equal = f" It is not shown to be better than {listed(alike, 5)}." if alike else ""
+        if self.verdict is None:
+            pays = "Does it pay to federate? Nothing is known of what is trained together, or of what is trained alone."
+        else:
+            alone = statistics.mode(site.alone for site in self.verdict.sites)
+            best = title_of(alone).removesuffix(" at each client alone")
+            pays = f"Does it pay to federate? {headline(self.verdict, SITES)}"
+            pays += f" Of what each site has alone, {best} is the best."
         tested = [f"Tested: {self.tested}"] if self.tested else []
-        return [f"{first}{equal}", f"Does it pay to federate? {self.verdict.answer}. {measured}", *tested]
+        return [f"{title_of(self.chosen)} is chosen.{equal}", pays, *tested]
 
     def __str__(self) -> str:
         """The answer, the ranking, and then what it rests on."""
@@ -101,78 +155,67 @@ class Choice:
         )
 
     def __repr__(self) -> str:
-        tested = [f"  {self.tested}"] if self.tested else []
-        return "\n".join([f"{self.chosen} for {self.title}", f"  {self.verdict.text}", *tested])
+        return "\n".join([f"{title_of(self.chosen)} for {self.title}", *(f"  {s}" for s in self.answer[1:])])
 
     def _repr_html_(self) -> str:
         return as_html(table_of(self))
 
     def to_pandas(self) -> Any:
         """A data frame of pandas with a row per candidate, the best first."""
-        rows = [(row.label, row.rounds, row.seeds, row.value, row.status) for row in self.ranking]
-        head = ("method", "rounds", "seeds", self.metric.name, "status")
+        rows = [(row.label, row.folds, row.seeds, row.rounds, row.value, row.status) for row in self.ranking]
+        head = ("method", "folds", "seeds", "rounds", self.loss.replace(" ", "_"), "status")
         return data_frame({title: [row[n] for row in rows] for n, title in enumerate(head)})
 
 
 def table_of(choice: Choice) -> Table:
-    metric, rows = choice.metric, []
+    metric, rows = METRICS["rmse" if choice.found.validated.is_rmse else "log_loss"], []
     for row in choice.ranking:
-        if not row.rounds:
-            continue  # a note has their number
         gap = ["", ""]
-        if row.gap is not None:
-            gap = [metric.text(row.gap.mean, sign="+"), metric.interval(*row.gap.clients)]
-        rows.append([row.label, f"{row.rounds}", f"{row.seeds}", metric.text(row.value), *gap, row.status])
-    if choice.rivals is not None:
-        for name in choice.rivals.values:
-            mean = choice.rivals.means(name)[metric.name]
-            status = "the best one alone" if name == choice.rivals.chosen else ""
-            rows.append([f"{TITLES[name]}, alone", "", "1", metric.text(mean), "", "", status])
-    head = ["", "rounds", "seeds", metric.label, "to the best", "95 % over sites", ""]
-    notes = [" ".join(choice.answer), choice.verdict.text]
-    if choice.rivals is not None:
+        if not math.isnan(row.gap):
+            gap = [metric.text(row.gap, sign="+"), metric.interval(*row.bounds)]
+        value = "" if math.isnan(row.value) else metric.text(row.value)
+        rounds = f"{row.rounds}" if row.rounds else ""
+        rows.append([title_of(row.label), f"{row.folds}", f"{row.seeds}", rounds, value, *gap, row.status])
+    head = ["", "folds", "seeds", "rounds", choice.loss, "to the choice", "95 %", ""]
+    notes = [" ".join(choice.answer)]
+    if choice.verdict is not None:
+        notes += statements(choice.verdict, SITES)
+    if choice.found.exceptions:
+        count, sites = len(choice.found.exceptions), len(choice.found.sites)
         notes.append(
-            f"alone: {choice.rivals.models} at each site, on the samples that the race trains on; the best one "
-            "by cross-validation within them. They can be left out (rivals)."
+            f"{count} of {sites} sites keep a model of their own, which is better on their own rows."
         )
-    untrained = [row for row in choice.ranking if not row.rounds]
-    for status in dict.fromkeys(row.status for row in untrained):
-        labels = [row.label for row in untrained if row.status == status]
-        notes.append(f"{len(labels)} of {len(choice.ranking)} candidates: {status} ({listed(labels, 5)}).")
+    for why in dict.fromkeys(choice.left_out.values()):
+        labels = [title_of(label) for label, reason in choice.left_out.items() if reason == why]
+        notes.append(f"Not tried: {listed(labels, 5)} ({why}).")
     notes.append(
-        f"On validation samples of each site, no test sample; {choice.spent:,.0f} rounds in all. A value is "
-        f"the mean of the last third of the evaluations, at most {LAST}. to the "
-        "best: the paired difference to the choice after as many rounds, or to the best then; a candidate is "
-        "worse if its interval excludes 0 when corrected for the number of candidates."
+        f"On rows that the models did not see, of folds of the training rows, and on no test row; {choice.spent:,} "
+        f"rounds in all. The {choice.loss} is the mean over sites, on the rows of all candidates that could be chosen. "
+        "To the choice: the paired difference on common rows, with its interval over rows or sites. A candidate is "
+        "worse if that interval excludes 0 when corrected for the number of candidates."
     )
     return Table(f"Which method for {choice.title}?", head, rows, [*notes, *choice.notes])
 
 
-def write(choice: Choice, curves: Mapping[str, list[Record]], run: Run) -> None:
-    """Writes the ranking, the curves and run.toml into the folder.
+def write(choice: Choice, run: Run) -> None:
+    """Writes the ranking and run.toml into the folder.
 
     Args:
-        choice: The result of the race.
-        curves: The records of the candidates by label, one of each seed.
+        choice: The result.
         run: The settings of the choice.
     """
     table, out = table_of(choice), choice.folder
     content = {
         "answer": choice.answer,
-        "table": {**table._asdict(), "notes": table.notes[2:]},  # without the answer and the verdict
+        "table": {**table._asdict(), "notes": table.notes[1:]},  # without the answer
         "chosen": choice.chosen,
-        "metric": choice.metric.as_json(),
-        "verdict": choice.verdict._asdict(),
+        "loss": choice.loss,
+        "verdict": None if choice.verdict is None else verdict_as_json(choice.verdict),
+        "sites": choice.sites,
         "spent": choice.spent,
         "ranking": [row._asdict() for row in choice.ranking],
         "rival": choice.rival,
-        "rivals": None if choice.rivals is None else rivals_as_json(choice.rivals),
-        "curves": {
-            label: [
-                {"rounds": run.rounds, choice.metric.name: run.curves[choice.metric.name]} for run in runs
-            ]
-            for label, runs in curves.items()
-        },
+        "left_out": choice.left_out,
         "notes": choice.notes,
     }
     texts = {
@@ -183,14 +226,3 @@ def write(choice: Choice, curves: Mapping[str, list[Record]], run: Run) -> None:
     }
     for name, text in texts.items():
         write_bytes(out / name, f"{text}\n".encode())
-    if charts.available():
-        for kind, picture in charts.pictures([[_curves(choice, curves)]], choice.title).items():
-            write_bytes(out / f"curves.{kind}", picture)
-
-
-def _curves(choice: Choice, curves: Mapping[str, list[Record]]) -> charts.Lines:
-    from copfl.comparison.results.plots import axis, curve  # only pictures need it
-
-    shown = [row for row in choice.ranking if row.rounds]
-    lines = [curve(row.label, curves[row.label], choice.metric, number) for number, row in enumerate(shown)]
-    return charts.Lines("curves", choice.title, "", [], f"validation: {axis(choice.metric)}", lines)

@@ -1,6 +1,6 @@
 """The values to try: grids of them, and spaces to search in.
 
-`--tune` and `--over` are parsed here; a comparison, a sweep and a race go through the cells.
+`--tune` and `--over` are parsed here; a comparison, a sweep and a choice go through the cells.
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """Where a curve still rises at its end or is past its best, and after how many rounds it reaches a value.
 
-Warnings of a run, tables of comparisons and verdicts of races ask the same question here.
+Warnings of a run and tables of comparisons ask the same question here.
 """
 
 from collections.abc import Mapping, Sequence

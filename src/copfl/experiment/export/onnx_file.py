@@ -32,16 +32,15 @@ from copfl.experiment.export.formats import (
     quiet,
 )
 from copfl.files import write_bytes
-from copfl.models.networks import OF_HASHED_WORDS
 
 CORE = "network/"  # before the names of the network's own tensors: a column may have any name
-WORD_RULE = (
-    "lower-case text, split by the regular expression \\w+|[^\\w\\s], cut to max_length (128 if "
-    "it is 0); a word's token is 1 + zlib.crc32(word in UTF-8) % words; input_ids are padded with 0, and "
-    "attention_mask is 1 for words"
-)
+SPLIT = "lower-case text, split by the regular expression \\w+|[^\\w\\s], cut to max_length"
+PADDED = "input_ids are padded with 0, and attention_mask is 1 for the others"
 TOKEN_RULES = {
-    **dict.fromkeys(OF_HASHED_WORDS, WORD_RULE),
+    "embedding": f"{SPLIT} (128 if it is 0); a word's token is 1 + zlib.crc32(word in UTF-8) % words; {PADDED}",
+    "words": f"{SPLIT} (512 if it is 0); a word's token is 1 + zlib.crc32(word in UTF-8) % words, and that of a "
+    "word and the next one 1 + words + zlib.crc32(both with a space between them) % pairs, if pairs is not 0; each "
+    f"token once, in ascending order; {PADDED}",
     "causal_cnn": "the bytes of the text in UTF-8, cut to max_length (128 if it is 0), padded with 0; "
     "attention_mask is 1 for bytes",
 }

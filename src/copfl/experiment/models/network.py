@@ -17,7 +17,6 @@ from copfl.data.samples import NEXT_TOKEN, Dataset
 from copfl.errors import UsageError, how_to_set
 from copfl.kernels.draws import seeded
 from copfl.models import adapters, pretrained, text
-from copfl.models.networks import OF_HASHED_WORDS
 from copfl.settings import user_code
 from copfl.settings.components import build
 from copfl.settings.model import checked_hash
@@ -61,11 +60,13 @@ def build_model(
     return module
 
 
-def tokenizer_of(model: Model) -> text.Tokenizer | text.HashedWords | text.Bytes:
+def tokenizer_of(model: Model) -> text.Tokenizer | text.HashedWords | text.WordsAndPairs | text.Bytes:
     """The tokenizer of a model; UsageError if it has none."""
     length = model.max_length or 0
-    if model.name in OF_HASHED_WORDS and model.tokenizer is None:
+    if model.name == "embedding" and model.tokenizer is None:
         return text.HashedWords(model.options["words"], length)
+    if model.name == "words" and model.tokenizer is None:
+        return text.WordsAndPairs(model.options["words"], model.options["pairs"], length)
     if model.name == "causal_cnn" and model.tokenizer is None:
         return text.Bytes(length)
     base = Path(pretrained.base_of(model.name, "none").name) if model.name.startswith("hf:") else None

@@ -17,6 +17,7 @@ OBJECTS = f"{FLEET}push-object"  # where Flower sends the content of messages, i
 MOST_OF_AN_OBJECT = 16 * 2**20  # bytes, as in deploy/nginx.conf
 MOST_OF_THIS_MACHINE = 32 * 2**20  # bytes; an app has 10 MB at most
 MOST_OF_OTHERS = 2**18  # bytes; when it is parsed, a body takes up to thirty times as much memory
+MOST_DIGITS = 20  # of a length that are read: more are larger than any limit
 PATIENCE, RATE = 20.0, 20_000  # seconds for any body, and one more for so many bytes of it
 MOST_REQUESTS = 64  # of a sender at a time; behind a proxy, its connections are not counted
 MOST_OF_A_SENDER, MOST_OF_ALL = 64 * 2**20, 512 * 2**20  # bytes at a time, until their requests are answered
@@ -78,7 +79,8 @@ class Bodies:
         """The messages of a body, until it is whole or its sender has gone."""
         too_large = Refused(413, f"a body has at most {most:,} bytes here")
         for name, value in scope["headers"]:
-            if name == b"content-length" and int(value) > most:  # of digits, or the server refuses the header
+            # Of digits, or the server refuses the header; Python reads no number of thousands of them.
+            if name == b"content-length" and int(value.lstrip(b"0")[:MOST_DIGITS] or b"0") > most:
                 raise too_large
         began, size, is_whole = time.monotonic(), 0, False
         while not is_whole:

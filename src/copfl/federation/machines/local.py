@@ -205,13 +205,13 @@ def up(
             federation.start_run(agreement).wait()
             frozen_by(folder, agreement["session.run"], federation.reason())
         if not resume and (methods := candidates_in(folder, overrides)):
-            found = kept(folder, methods)
-            if found is None:
+            choice_found = kept(folder, methods)
+            if choice_found is None:
                 choice = {**overrides, "session.run": f"{name}-choice", CHOOSE: True}
                 federation.start_run(choice).wait()
-                found = chosen_by(folder, choice["session.run"], choice, federation.reason())
-            logger.info(str(found))
-            overrides[TAKEN] = found.required()
+                choice_found = chosen_by(folder, choice["session.run"], choice, federation.reason())
+            logger.info(str(choice_found))
+            overrides[TAKEN] = choice_found.required()
         process = federation.start_run(overrides)
         yield from follow(federation, process, server_folder, planned.rounds)
 

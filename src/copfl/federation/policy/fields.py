@@ -52,7 +52,13 @@ from copfl.settings.record import declared, declared_types
 ADAPTER = re.compile(r"[a-z_]+(:[a-z_]+=[A-Za-z0-9_.*+-]{1,200}(,[a-z_]+=[A-Za-z0-9_.*+-]{1,200})*)?")
 WORD = re.compile(r"[A-Za-z0-9_.*?+, -]{0,200}")  # no path, no address, no module:attribute, no variable
 # How the options of components end that `bounds` has a line for. Each word is a row of parameters.
-COUNTED = {"epochs": "epochs", "layers": "layers", "steps": "steps", "words": "parameters"}
+COUNTED = {
+    "epochs": "epochs",
+    "layers": "layers",
+    "steps": "steps",
+    "words": "parameters",
+    "pairs": "parameters",
+}
 
 
 class Judged(NamedTuple):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -174,7 +175,8 @@ class InFolds:
     def server_update(self, task: Task, server: Parts, total: Total) -> tuple[Parts, Metrics]:
         blank = blank_samples(task, (task.layout.head_shape[1],))
         sizes = [example_output(one, task, blank, False, 1).upload.sums.numel() for one in self.candidates]
-        sums = torch.split(total.sums, [size for size in sizes for _ in range(self.folds)])
+        ends = np.cumsum([size for size in sizes for _ in range(self.folds)])[:-1].tolist()
+        sums = torch.tensor_split(total.sums, ends)
         after = [
             one.server_update(task, part, Total(own))[0]
             for (one, _), part, own in zip(self._each, server.parts, sums, strict=True)

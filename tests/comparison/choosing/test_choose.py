@@ -109,8 +109,8 @@ def test_the_answer_may_be_to_stay_alone(tmp_path: Path) -> None:
     assert found.verdict is not None
     assert found.verdict.these.gain == 0  # what is chosen together is what each has alone
     assert found.rival == "linear"
-    assert found.answer[0].startswith("a linear model at each client alone is chosen")
-    assert "a linear model at each client alone" in found.answer[1] or "a linear model" in found.answer[1]
+    assert found.answer[0].startswith("a linear model at each site alone is chosen")
+    assert "a linear model at each site alone" in found.answer[1] or "a linear model" in found.answer[1]
     assert json.loads((tmp_path / "out" / "ranking.json").read_text())["rival"] == "linear"
     assert (
         tomllib.loads((tmp_path / "out" / "chosen" / "run.toml").read_text())["run"]["own_models"] == "linear"
@@ -226,4 +226,4 @@ def test_times_until_an_event(tmp_path: Path) -> None:
     assert "partial log-likelihood" in found.loss
     ranking = (tmp_path / "out" / "ranking.txt").read_text()
     assert "nan" not in ranking
-    assert "a linear model at each client alone" in ranking
+    assert "a linear model at each site alone" in ranking

@@ -124,7 +124,8 @@ def test_the_folder_has_a_page(tmp_path: Path) -> None:
     page = choice_page.document_of(tmp_path)
     assert page.title == "Which method for visits.csv, 2 clients?"
     assert list(page.conclusion) == CHOICE.answer
-    assert [section.name for section in page.sections] == ["verdict"]
+    assert page.answer is not None
+    assert page.answer.name == "verdict"
     assert "north" in render(page)
     content = json.loads((tmp_path / "ranking.json").read_text())
     assert (content["chosen"], content["loss"], content["rival"]) == ("fedper", "log loss", "")

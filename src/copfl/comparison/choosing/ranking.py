@@ -121,7 +121,7 @@ class Choice:
             pays = "Does it pay to federate? Nothing is known of what is trained together, or of what is trained alone."
         else:
             alone = statistics.mode(site.alone for site in self.verdict.sites)
-            best = title_of(alone).removesuffix(" at each client alone")
+            best = title_of(alone).removesuffix(" at each site alone")
             pays = f"Does it pay to federate? {headline(self.verdict, SITES)}"
             pays += f" Of what each site has alone, {best} is the best."
         tested = [f"Tested: {self.tested}"] if self.tested else []

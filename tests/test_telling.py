@@ -102,8 +102,8 @@ def test_a_run_tells_of_the_rivals_before_it_trains_them(
     said: list[str] = []
     how: dict[str, Any] = {"clients": 2, "rounds": 1, "out": tmp_path / "run", "log": said.append}
     copfl.run("fedavg", data(), **how)
-    trained = said.index("rivals at 2 clients alone, about 1 s (rivals=False leaves them out)")
-    assert said[0].startswith("after the rounds, rivals at 2 clients alone")
+    trained = said.index("rivals at 2 sites alone, about 1 s (rivals=False leaves them out)")
+    assert said[0].startswith("after the rounds, rivals at 2 sites alone")
     assert any(line.startswith("round 1/1: accuracy ") for line in said[:trained])
     assert [line.split(":")[0] for line in said[trained + 1 :]] == [
         "rivals, client 1/2",
@@ -115,9 +115,9 @@ def test_a_run_tells_of_the_rivals_before_it_trains_them(
     (tmp_path / "run" / RIVALS.file).unlink()
     rivals._trained.clear()  # as in another process
     copfl.resume(tmp_path / "run", dataset=data(), log=said.append)
-    assert any(line.startswith("rivals at 2 clients alone") for line in said)
+    assert any(line.startswith("rivals at 2 sites alone") for line in said)
     del said[:]
     rivals._trained.clear()
     copfl.compare(["fedavg"], data(), clients=2, rounds=1, seeds=(0,), tune={}, out=tmp_path, log=said.append)
-    assert any(line.startswith("rivals at 2 clients alone") for line in said)
+    assert any(line.startswith("rivals at 2 sites alone") for line in said)
     assert not any(line.startswith("round ") for line in said)

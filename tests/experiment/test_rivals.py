@@ -8,19 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import copfl
 from copfl.charts import Dots
-from copfl.core import Data, task_of
 from copfl.experiment import reading
 from copfl.experiment.analysis import against_rivals as of_rivals
 from copfl.experiment.analysis.against_rivals import RIVALS
 from copfl.experiment.folder import RunFolder
 from copfl.experiment.preparation import prepare
-from copfl.experiment.rivals import WORDS, Inputs, rivals_of, site_rows
+from copfl.experiment.rivals import rivals_of
 from copfl.measures.metrics import METRICS
-from copfl.models.networks import Embedding, Words
 from copfl.report import page
 from copfl.rivals import file as rivals_file
 from copfl.rivals.records import BOOSTED, CONSTANT, FOREST, LINEAR, Rivals, RivalValues
@@ -153,13 +150,15 @@ def test_the_command_prints_them_and_can_leave_them_out(
     ]
     answer = called(capsys, *words, "--verbose", "--out", tmp_path / "with")
     assert answer.code == 0, answer.err
+    head = answer.out.partition("\nDetails\n")[2].splitlines()[3].split()
+    assert head[head.index("constant") :] == ["constant", "linear", "global", "personal", "verdict", "weight"]
     text = " ".join(answer.out.split())
     assert "What each site has alone" in text
     assert "linear model that each site trains alone" in text
     assert "og loss" in text
     without = called(capsys, *words, "--no-rivals", "--out", tmp_path / "without")
     assert without.code == 0
-    assert "linear model" not in without.out
+    assert "constant" not in without.out.splitlines()[2]
     assert not (tmp_path / "without" / RIVALS.file).exists()
     assert (tmp_path / "without/rounds.jsonl").read_bytes() == (tmp_path / "with/rounds.jsonl").read_bytes()
     as_json = called(capsys, *words, "--json", "--out", tmp_path / "json")
@@ -176,7 +175,7 @@ def test_how_long_they_take_is_said_before_the_rounds(tmp_path: Path) -> None:
     layer = {"data": {"name": str(tmp_path / "large.npz")}, "run": {"engine": "sequential"}}
     with heard(told.append):
         prepare(complete(layer))
-    assert any(line.startswith("after the rounds, rivals at 10 clients alone, about ") for line in told)
+    assert any(line.startswith("after the rounds, rivals at 10 sites alone, about ") for line in told)
     told.clear()
     with heard(told.append):
         prepare(complete(layer, {"run": {"rivals": False}}))
@@ -218,19 +217,6 @@ def test_texts_from_scratch_have_a_bag_of_words(tmp_path: Path) -> None:
     assert list(result.rivals.values) == [CONSTANT, LINEAR]
     assert result.rivals.inputs == "TF-IDF of the same words"
     assert (result.rivals.values[LINEAR].tested["accuracy"] > 0.9).all()
-
-
-def test_rivals_of_texts_see_the_pairs_of_words_of_the_network() -> None:
-    tokens = {
-        "input_ids": torch.tensor([[1, 3, 5], [2, 0, 0]]),
-        "attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]]),
-    }
-    data = Data(tokens, torch.tensor([0, 1]), torch.tensor(2))
-    rows = site_rows(Inputs(WORDS), task_of(Words((), 2, words=3, pairs=2), 2), [data], data)
-    assert rows.x.toarray().tolist() == [[0, 1, 0, 1, 0, 0.5], [0, 0, 1, 0, 0, 0]]
-    repeated = Data({"input_ids": torch.tensor([[2, 2, 4]])}, torch.tensor([0]), torch.tensor(1))
-    rows = site_rows(Inputs(WORDS), task_of(Embedding((), 2, words=5), 2), [repeated], repeated)
-    np.testing.assert_allclose(rows.x.toarray(), [[0, 0, 1 + np.log(2), 0, 1]])
 
 
 @pytest.mark.job

@@ -183,6 +183,8 @@ def of_gains(
         if has_bounds
         else " There is no interval of a single site: its gain may be chance."
     )
+    if len(rows) == 1:
+        about = f"The gain over {alone}, the best of what this site has alone, on its own test rows, with its interval."
     title = metric.title if not metric.fraction else f"{metric.title}, {points}"
     chart = GainChart(
         name="verdict",

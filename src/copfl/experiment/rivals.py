@@ -199,7 +199,7 @@ def left_out(inputs: Inputs, effort: Effort) -> dict[str, str]:
         inputs: What the rivals are trained on.
         effort: What the time allows.
     """
-    slow = "it would take too long with so many rows, columns, classes and clients"
+    slow = "it would take too long with so many rows, columns, classes and sites"
     wanted = {LINEAR: len(effort.penalties)}
     wanted |= {FOREST: effort.forest} if inputs.forest else {}
     wanted |= {BOOSTED: effort.boosted} if inputs.trees else {}
@@ -346,7 +346,7 @@ class RivalPlan(NamedTuple):
         """How long they take, before they are trained."""
         seconds = max(1, round(self.effort.seconds))
         without = in_words("--no-rivals", "rivals=False leaves them out")
-        return f"rivals at {len(self.sites)} clients alone, about {seconds} s ({without})"
+        return f"rivals at {len(self.sites)} sites alone, about {seconds} s ({without})"
 
 
 def plan_of(e: Experiment) -> RivalPlan | None:

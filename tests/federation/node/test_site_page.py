@@ -52,7 +52,7 @@ def test_a_gain_is_no_use_where_a_constant_answer_is_as_good() -> None:
 
 def test_a_site_has_the_name_of_its_invitation_and_else_its_number() -> None:
     assert site_page.document_of(changed(name="north")).title == f"north: {DESCRIPTION.origin.title}"
-    assert site_page.document_of(SITE).title == f"Client 1: {DESCRIPTION.origin.title}"
+    assert site_page.document_of(SITE).title == f"Site 1: {DESCRIPTION.origin.title}"
 
 
 def test_the_round_the_log_and_the_commands_are_stated() -> None:

@@ -30,11 +30,16 @@ def test_links_have_a_target(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_first_screen_has_the_two_commands() -> None:
+def test_the_first_screen_has_the_command_the_paper_and_the_verdict() -> None:
     screen = "\n".join((ROOT / "README.md").read_text("utf-8").splitlines()[:24])
     assert "pip install -c constraints.txt . && copfl run\n" in screen
-    assert 'pip install -c constraints.txt -e ".[test]" && pytest\n' in screen
-    assert "docs/report.png" in screen
+    assert "docs/verdict.png" in screen
+    assert "`copfl run --preset paper`" in screen
+    assert "docs/results.md#reproduction-of-the-paper" in screen
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").split()) <= 700
 
 
 def test_the_table_of_algorithms_is_the_registry() -> None:

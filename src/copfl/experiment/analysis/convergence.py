@@ -72,7 +72,7 @@ def still_rises(values: Numbers, losses: Numbers, metric: MetricInfo) -> str:
     rise = rises([known], metric) if known else 0.0
     if not rise or not still_falls(losses):
         return ""
-    return f"{rising_text({'the mean over clients': rise}, metric)}, so more rounds may do better"
+    return f"{rising_text({'the mean over sites': rise}, metric)}, so more rounds may do better"
 
 
 def still_falls(losses: Numbers) -> bool:

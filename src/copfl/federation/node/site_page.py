@@ -33,7 +33,7 @@ OVER_SAMPLES = "95 % interval over this site's test samples"
 def document_of(site: SiteReport) -> Document:
     """The page."""
     origin = site.description.origin
-    number = "A new client" if origin.client is None else f"Client {origin.client}"
+    number = "A new site" if origin.client is None else f"Site {origin.client}"
     return Document(
         title=f"{site.name or number}: {origin.title}",
         subtitle=f"run {site.run}, {_which_round(site)}, {origin.clients} sites",

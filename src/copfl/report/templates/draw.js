@@ -277,7 +277,7 @@ const draw_chart = (() => {
         if (narrow) {
           const words = `${number(row)} ${said(row)}`;
           const size = width_of(words, is_mean ? bold : font) + 8;
-          text(shortened(row.label, width - size - 12, is_mean ? bold : font), 6, place(order) + 1.4 * style.size, weight);
+          text(shortened(row.label, width - size - 12, is_mean ? bold : font), 6, place(order) + 1.4 * style.size, { ...weight, "paint-order": "stroke", stroke: style.colour("--paper"), "stroke-width": 3, "stroke-linejoin": "round" });
           text(words, width - 6, place(order) + 1.4 * style.size, { ...weight, "text-anchor": "end" });
         } else {
           text(shortened(row.label, left - 12, is_mean ? bold : font), left - 10, y + 4, { ...weight, "text-anchor": "end" });

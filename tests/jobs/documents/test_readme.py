@@ -31,8 +31,10 @@ def test_links_have_a_target(page: Path) -> None:
 
 
 def test_the_first_screen_has_the_command_the_paper_and_the_verdict() -> None:
-    screen = "\n".join((ROOT / "README.md").read_text("utf-8").splitlines()[:24])
+    readme = (ROOT / "README.md").read_text("utf-8")
+    screen = "\n".join(readme.splitlines()[:24])
     assert "pip install -c constraints.txt . && copfl run\n" in screen
+    assert 'pip install -c constraints.txt -e ".[test]" && pytest\n' in readme
     assert "docs/verdict.png" in screen
     assert "`copfl run --preset paper`" in screen
     assert "docs/results.md#reproduction-of-the-paper" in screen

@@ -108,7 +108,10 @@ def test_the_reproduction_lists_the_verdicts_of_its_pages() -> None:
         assert line.endswith(f" | {verdicts.removesuffix(' | –')} |"), f"{page}: {claim}"
 
 
-def test_the_python_in_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_in_the_readme_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # it draws a picture
     for code in blocks("README.md", "python"):
         exec(code.replace("rounds=40", "rounds=1"), {})
     assert float(capsys.readouterr().out.split()[0]) >= 0
